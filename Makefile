@@ -4,6 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 ENGINES := .venv-vllm
+LLAMA := .llamacpp
 # Two workers by default; `make test WORKERS=0` runs in one process.
 WORKERS ?= 2
 
@@ -39,11 +40,24 @@ $(ENGINES)/.ready:
 	@$(ENGINES)/bin/pip uninstall --yes --quiet torchvision torchaudio torchcodec
 	@touch $@
 
-engines: $(READY) $(ENGINES)/.ready  ## drive a real vLLM, in an environment of its own, and a real Ray (some minutes)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+$(LLAMA)/llama-server:
+	@echo "==> building $@ (once; some minutes)"
+	@$(PYTHON) -m venv $(LLAMA)/venv
+	@$(LLAMA)/venv/bin/pip install --quiet --disable-pip-version-check cmake ninja
+	@$(LLAMA)/venv/bin/pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+		--dest $(LLAMA) llama-cpp-python==0.3.36
+	@mkdir -p $(LLAMA)/source && tar xzf $(LLAMA)/llama_cpp_python-*.tar.gz -C $(LLAMA)/source --strip-components 1
+	@PATH="$(abspath $(LLAMA)/venv/bin):$$PATH" && cmake -G Ninja -S $(LLAMA)/source/vendor/llama.cpp -B $(LLAMA)/build \
+		-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
+		-DLLAMA_BUILD_EXAMPLES=OFF >$(LLAMA)/log && cmake --build $(LLAMA)/build --target llama-server -j 2 >>$(LLAMA)/log
+	@mv $(LLAMA)/build/bin/llama-server $@ && rm -rf $(LLAMA)/build $(LLAMA)/source
+
+engines: $(READY) $(ENGINES)/.ready $(LLAMA)/llama-server  ## drive a real vLLM, a real llama-server and a real Ray (some minutes; building them takes longer)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]' gguf==0.19.0
 	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@TANBR_VLLM_PYTHON=$(abspath $(ENGINES)/bin/python) TANBR_VLLM_RESULTS=docs/results/engines/vllm.json \
-		$(BIN)/python -m pytest -q tests/engines/test_real_vllm*.py tests/fleet/ray
+		TANBR_LLAMA_SERVER=$(abspath $(LLAMA)/llama-server) TANBR_LLAMA_RESULTS=docs/results/engines/llamacpp.json \
+		$(BIN)/python -m pytest -q tests/engines/test_real_*.py tests/fleet/ray
 
 check: $(READY)  ## lint, formatting, types, layering, budgets
 	@echo "==> ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -66,4 +80,4 @@ release-check: $(READY)  ## build wheel and sdist, install each in an empty envi
 		rm -rf $$work; [ $$code = 0 ] || exit $$code; done
 
 clean:  ## remove the virtual environment and everything generated
-	@rm -rf $(VENV) $(ENGINES) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(ENGINES) $(LLAMA) out build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -322,11 +322,11 @@ def _error(said: str, kind: str, status: int, *, param: str | None = None) -> JS
 
 
 class FakeLlamaCpp(FakeVllm):
-    """llama-server with the adapters of a source, by its documentation and source: no real one was asked."""
+    """llama-server with the adapters of a source, as `test_real_llamacpp.py` has met it."""
 
     def __init__(self, folder: Path, experts: list[str], *, port: int = 0) -> None:
         super().__init__(folder, port=port)
-        self.experts, self.scales = experts, [1.0] * len(experts)
+        self.experts = experts
         self.routes = {
             "/props": self._props,
             "/tokenize": lambda body, _: {"tokens": self.tokenizer(body["content"])["input_ids"]},
@@ -334,28 +334,11 @@ class FakeLlamaCpp(FakeVllm):
             "/v1/completions": self._completions,
         }
 
-    def start(self) -> str:
-        self.scales = [1.0] * len(self.experts)
-        return super().start()
-
-    @property
-    def version(self) -> str:
-        return str(self.scales)
-
     def _props(self, body: Any, request: Request) -> Any:
         return {"model_path": "base.gguf", "default_generation_settings": {"n_ctx": self.positions}}
 
-    async def _adapters(self, body: Any, request: Request) -> Response:
-        if request.method == "GET":
-            rows = enumerate(self.experts)
-            return JSONResponse([{"id": k, "path": f"{path}.gguf", "scale": self.scales[k]} for k, path in rows])
-        if self.refuses:
-            return _error(self.refuses, "invalid_request_error", 400)
-        scales = [one["scale"] for one in sorted(body, key=lambda one: one["id"])]
-        self.scales = torch.tensor(scales, dtype=torch.float32).tolist()
-        self.broken = self.nan
-        self.loads += 1
-        return JSONResponse({"success": True})
+    def _adapters(self, body: Any, request: Request) -> Any:
+        return [{"id": k, "path": f"{path}.gguf", "scale": 1.0} for k, path in enumerate(self.experts)]
 
     async def _completions(self, body: Any, request: Request) -> Response:
         assert not body["cache_prompt"]  # its cache goes by tokens alone

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
@@ -11,12 +12,10 @@ from engines.asking import BLENDS, answers, before, right, serving, serving_firs
 from engines.fake_engine import FakeLlamaCpp
 from serve.web.live import wait_for
 from tanbr.engines.connection import EngineLost, EngineRefused
-from tanbr.engines.llamacpp import LlamaCpp, ScalesFile
+from tanbr.engines.llamacpp import LlamaCpp, ScalesFile, Turns
 from tanbr.errors import CheckpointError, InputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-
-# The contract is that of llama-server's documentation and source. Nobody has asked a real one.
 
 
 @pytest.fixture
@@ -53,6 +52,48 @@ def test_an_engine_that_comes_back_has_what_answered_last(llama: FakeLlamaCpp, a
         llama.start()
         wait_for(lambda: engine.available)
         assert right(engine, adapters)
+
+
+def test_an_engine_whose_adapters_are_others_answers_nobody(llama: FakeLlamaCpp, adapters: Moe) -> None:
+    with serving_first(llama, adapters) as engine:
+        right_ones = llama.experts
+        llama.experts = right_ones[::-1]
+        with pytest.raises(EngineLost, match=r"it holds other files \(base.gguf, .*\) instead of tanbr-"):
+            answers(engine)
+        llama.experts = right_ones
+        wait_for(lambda: engine.available)
+        assert right(engine, adapters)
+
+
+def test_equal_scales_go_together_and_those_that_waited_longest_come_next() -> None:
+    async def played() -> list[str]:
+        turns, went, gates = (
+            Turns(),
+            list[str](),
+            {name: asyncio.Event() for name in ("a1", "a2", "b1", "b2", "a3", "c1")},
+        )
+
+        async def ask(name: str) -> None:
+            async with turns.of(name[0]):
+                went.append(name)
+                await gates[name].wait()
+
+        tasks = {}
+        for name in gates:
+            tasks[name] = asyncio.create_task(ask(name))
+            await asyncio.sleep(0)  # until it goes, or waits
+        assert went == ["a1", "a2"]
+        tasks["b2"].cancel()  # a client leaves the queue, …
+        for name in ("a1", "a2", "b1", "a3", "c1"):
+            gates[name].set()
+            if name == "a2":
+                tasks["a2"].cancel()  # … or while it is answered
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        async with asyncio.timeout(5), turns.of("d"):
+            went.append("d")
+        return went
+
+    assert asyncio.run(played()) == ["a1", "a2", "b1", "a3", "c1", "d"]
 
 
 def test_an_engine_with_other_adapters_is_refused(llama: FakeLlamaCpp, adapters: Moe) -> None:
@@ -96,5 +137,5 @@ def test_what_is_no_llama_server_is_said() -> None:
     with closing(Script([3])) as engine:
         with pytest.raises(EngineRefused, match="does not answer as llama-server does"):
             engine.call(engine.served())
-        with pytest.raises(EngineLost, match="does not list adapters"):
+        with pytest.raises(EngineRefused, match="does not answer as llama-server does"):
             engine.call(engine.held())
