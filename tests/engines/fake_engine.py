@@ -46,6 +46,7 @@ class FakeEngine:
         self.calls: list[str] = []
         self.asked: list[dict[str, Any]] = []  # how answers were to be written; they are greedy all the same
         self.keys: set[str | None] = set()
+        self.traced: set[str | None] = set()
         self.loads = self.abandoned = 0
         self.routes: dict[str, Any] = {}
 
@@ -89,6 +90,7 @@ class FakeEngine:
         path = request.url.path
         self.calls.append(path)
         self.keys.add(request.headers.get("authorization"))
+        self.traced.add(request.headers.get("traceparent"))
         route = self.routes.get(path)
         if route is None or self.hides(path):
             return JSONResponse({"detail": "Not Found"}, 404)

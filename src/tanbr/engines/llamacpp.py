@@ -86,22 +86,21 @@ class LlamaCpp(Dialect):
         return {"content": text, "add_special": True}
 
     async def held(self) -> Collection[str]:
-        """Give every label, as long as the server has the files that it was found with."""
+        """Give every label; refuse a server with other files than it was found with: it has taken the first's place."""
         found = await self._found()
-        return list(self._scales) if found == self._files else [f"other files ({', '.join(found)})"]
+        if self._files not in ([], found):
+            had = ", ".join(self._files)
+            raise EngineRefused(f"the engine has {', '.join(found)}, and had {had}; start it as before")
+        return list(self._scales)
 
     async def load(self, folder: Path, label: str) -> None:
-        """Keep the scales."""
+        """Keep the scales, which go with each request; the first time, look at the server's files."""
         scales = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        found = await self._found()
+        found = self._files or await self._found()
         if len(found) - 1 != len(scales):
             raise EngineRefused(
                 f"the engine has {len(found) - 1} adapters, and {len(scales)} experts are blended; start llama-server "
                 "with --lora for each of them, in their order"
-            )
-        if self._files not in ([], found):
-            raise EngineRefused(
-                f"the engine has {', '.join(found)}, and had {', '.join(self._files)}; start it as before"
             )
         self._files = found
         self._scales[label] = scales
@@ -115,9 +114,8 @@ class LlamaCpp(Dialect):
         return {**body, "lora": self._scales[label], "cache_prompt": False}
 
     async def confirm(self, answer: Any, label: str) -> None:  # noqa: ARG002 - an answer names no files
-        """Look at the server's files: another one may have taken its place."""
-        if label not in (held := await self.held()):
-            raise EngineLost(f"it holds {', '.join(held)} instead of {label}")
+        """Look at the server's files."""
+        await self.held()
 
     def turn(self, label: str) -> AbstractAsyncContextManager[None]:
         """Wait until no other scales are at work."""

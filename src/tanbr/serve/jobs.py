@@ -79,8 +79,8 @@ class Job:
                 merge_versions=several,
             )
         if self.span is not None:
-            written = sum(answer.completion_tokens) if isinstance(answer, Generated) else None
-            tracing.counted(self.span, ids[0], sum(map(len, self.columns["input_ids"])), written)
+            count = sum(answer.completion_tokens) if isinstance(answer, Generated) else None
+            tracing.counted(self.span, ids[0], sum(map(len, self.columns["input_ids"])), count)
         if self._may_end():
             self.future.set_result(answer)
 

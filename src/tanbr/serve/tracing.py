@@ -13,7 +13,7 @@ from tanbr.types import FloatArray
 
 Span: TypeAlias = Any  # OpenTelemetry's, which may not be installed
 
-EXPORTER = "OTEL_TRACES_EXPORTER"
+EXPORTER, KEY = "OTEL_TRACES_EXPORTER", "tanbr-span"
 OPERATIONS = {
     "/v1/classify": "classify", "/v1/embeddings": "embeddings", "/v1/completions": "text_completion",
     "/v1/chat/completions": "chat",
@@ -50,25 +50,24 @@ def begin(route: str, model: str, headers: Mapping[str, str]) -> Span | None:
     """Begin the span of a request to a model, below the span that its `traceparent` names."""
     if _tracer is None or route not in OPERATIONS:
         return None
-    from opentelemetry.context import attach
+    from opentelemetry.context import attach, set_value
     from opentelemetry.propagate import extract
     from opentelemetry.trace import SpanKind, set_span_in_context
 
     said = {"gen_ai.operation.name": OPERATIONS[route], "gen_ai.provider.name": "tanbr", "gen_ai.request.model": model}
     name = f"{OPERATIONS[route]} {model}"
     span = _tracer.start_span(name, context=extract(headers), kind=SpanKind.SERVER, attributes=said)
-    attach(set_span_in_context(span))  # a request has a task, and so a context, of its own
+    attach(set_value(KEY, span, set_span_in_context(span)))  # a request has a task, and so a context, of its own
     return span
 
 
 def current() -> Span | None:
-    """Give the span of the request that this code runs for."""
+    """Give the span of the request that this code runs for; OpenTelemetry's current one may be a part of it."""
     if _tracer is None:
         return None
-    from opentelemetry.trace import get_current_span
+    from opentelemetry.context import get_value
 
-    span = get_current_span()
-    return span if span.get_span_context().is_valid else None
+    return get_value(KEY)
 
 
 def answered(span: Span, *, place: int, merge_version: int, seconds: float, posterior: FloatArray | None) -> None:

@@ -5,11 +5,16 @@ from typing import Any
 
 import pytest
 
+from engines.fake_engine import FakeLlamaCpp
 from serve.serving import Ledger
 from serve.serving import service as real_service
 from serve.web.live import client, live, wait_for
+from tanbr.engines import engine_builder
 from tanbr.errors import ConfigError
+from tanbr.merge import Moe
 from tanbr.serve import tracing
+from tanbr.serve.build import build
+from tanbr.serve.config import ServeConfig
 
 trace = pytest.importorskip("opentelemetry.sdk.trace")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -67,3 +72,23 @@ def test_nothing_is_traced_unless_it_is_asked_for_and_an_exporter_that_is_missin
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"pigeons, which needs pip install 'tanbr\[otel\]'"):
         tracing.start()
+
+
+def test_an_engine_gets_the_spans_traceparent_and_the_span_its_tokens(
+    spans: Any, tmp_path: Path, adapters: Moe
+) -> None:
+    with FakeLlamaCpp(adapters.path, adapters.source.names).running() as engine:
+        config = ServeConfig(engine="llamacpp", engine_urls=(engine.url,), slot_seconds=3600)
+        service = build(
+            adapters.path, experts=adapters.source.names, config=config, state=tmp_path / "state", force=True,
+            backend=engine_builder(config),
+        )  # fmt: skip
+        with live(service) as url, client(url) as http:
+            body = {"model": "tanbr", "prompt": "w1 w2", "max_tokens": 3}
+            answer = http.post("/v1/completions", json=body).raise_for_status().json()
+            wait_for(spans.get_finished_spans)
+    (done,) = spans.get_finished_spans()
+    (traced,) = engine.traced - {None}
+    assert str(traced).split("-")[1:3] == [f"{done.context.trace_id:032x}", f"{done.context.span_id:016x}"]
+    assert done.attributes["tanbr.merge_version"] == answer["merge_version"]
+    assert done.attributes["gen_ai.usage.output_tokens"] == answer["usage"]["completion_tokens"]
