@@ -33,7 +33,7 @@ class Case:
 
     def front(self) -> AbstractContextManager[Front]:
         experts = self.moe.source.names if self.engine.takes_adapters else []
-        arguments = [word for folder in experts for word in ("--expert", folder)]
+        arguments = [word for folder in experts for word in ("--expert", folder)] + ["--no-base"] * bool(experts)
         return front(self.folder, self.moe.path, "vllm", self.engine.url, *arguments)
 
     def expected(self, blend: list[float]) -> list[str]:

@@ -74,7 +74,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("real")
     if request.param == ADAPTERS:
         moe = open_moe(**write_adapters(folder, **SIZES))
-        experts = [word for name in moe.source.names for word in ("--expert", name)]
+        experts = [*(word for name in moe.source.names for word in ("--expert", name)), "--no-base"]
         engine = RealVllm(moe.path, folder / "vllm.log", ENABLE, "--max-lora-rank", "16", **{RUNTIME: "True"})
     else:
         moe, experts = open_moe(write("mixtral", folder / "moe", **SIZES)), []

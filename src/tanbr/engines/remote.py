@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tanbr.engines.connection import ANSWER_SECONDS, TRACED, EngineError, EngineLost
+from tanbr.engines.connection import LOAD_SECONDS, TRACED, EngineError, EngineLost
 from tanbr.engines.dialect import OURS, Dialect
 from tanbr.engines.merge_files import DenseFile, MergeFile, MergeFiles
 from tanbr.engines.same_model import check_same
@@ -121,7 +121,7 @@ class Host:
         # One token alone: vLLM's CPU kernels let NaN that a longer prompt leaves behind reach later answers.
         try:
             async with (
-                asyncio.timeout(ANSWER_SECONDS),
+                asyncio.timeout(LOAD_SECONDS),  # an engine may compile what it needs for its first adapter
                 aclosing(self.engine.events(WRITE, self.engine.asked(ONE_TOKEN, label))) as events,
             ):
                 async for event in events:
