@@ -193,16 +193,15 @@ def test_an_expert_that_is_gone_or_changed_is_forgotten_alone(
     assert len(by_name(make(*THREE, state="state/before-adopt-1"))) == 3  # the old experts go on from it
 
 
-def test_what_was_practised_is_kept_as_well(make: Make) -> None:
+def test_after_practice_feedback_says_what_blends_earned(make: Make) -> None:
     before = make(*THREE)
     router = before.learner.router
     assert isinstance(router, Tanbr)
-    router.practised([[0.0, 0.5, 0.5]], [[0.5, 0.75, np.nan]], [[0.1, 0.1, np.inf]])
+    router.practised([0.0, 0.5, 0.5], [0.1, 0.25, np.nan], [0.1, 0.1, 0.1])
     live(before, BLENDS[0])
-    blends, rewards, counts = (table[0] for table in earned(make("duplicates", *TURNED, adopt=True)))
-    assert blends == pytest.approx([0.0, 0.5, 0.0, 0.5])
-    assert rewards[2:] == pytest.approx([0.5, 0.75])
-    assert counts[2:] == pytest.approx([16.0, 16.0])  # a standard error of .1, at .4 a request
+    blends, rewards, counts = earned(make("duplicates", *TURNED, adopt=True))
+    assert blends == pytest.approx(np.array([[0.0, 0.0, 0.9, 0.1]]))  # gains over another even blend are not rewards
+    assert (rewards[0, 2], counts[0, 2]) == pytest.approx((0.9, 4.0))
 
 
 def test_what_an_experts_own_task_earned_goes_with_it(make: Make) -> None:

@@ -58,9 +58,14 @@ class Tanbr(AskTell):
 
     @property
     def earned(self) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-        """Blends (n, K) that were told, their rewards (n, V) and the requests behind these; None in mode "paper"."""
-        pool = self._state.known.posterior if isinstance(self._policy, GpTree) else None
-        return None if pool is None else (pool.arms, pool.means, pool.weights)
+        """Blends (n, K) that were told, their rewards (n, V) and the requests behind these.
+
+        None in mode "paper", and after practice: then only gains over the even blend are known.
+        """
+        if not isinstance(self._policy, GpTree) or self._state.known.practised:
+            return None
+        pool = self._state.known.posterior
+        return pool.arms, pool.means, pool.weights
 
     @property
     def account(self) -> Account | None:

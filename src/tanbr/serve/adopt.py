@@ -224,9 +224,10 @@ def _router(store: Store, made_for: MadeFor) -> Tanbr | None:
 
 
 def _versions(store: Store, made_for: MadeFor, config: RewardConfig) -> list[Version]:
-    """Say what blends have earned: what the router knows, from practice too, and feedback that it was not told yet.
+    """Say what blends have earned: what the router knows, and feedback that it was not told yet.
 
-    Of a router that does not say, what each merge version earned by all feedback.
+    Of a router that does not say, or that knows gains from practice alone, what each merge version earned by all
+    feedback: gains over one even blend say nothing about those over another.
     """
     trust, V = read_trust(store), len(made_for.tasks)
     router, mark = _router(store, made_for), int(store.meta("mark") or 0)
