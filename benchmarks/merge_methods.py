@@ -40,7 +40,7 @@ def add_matrices(folder: Path) -> tuple[dict[str, int], Callable[[], Any]]:
     moe = tanbr.open(folder)
     layers = {p.target.removesuffix(".weight"): torch.zeros(p.shape) for p in moe.plan.blended if len(p.shape) == 2}
     rng = torch.Generator().manual_seed(0)
-    last: dict[str, Any] = {}
+    last: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def pairs() -> Any:
         for _ in range(moe.num_experts):
@@ -55,7 +55,7 @@ def add_matrices(folder: Path) -> tuple[dict[str, int], Callable[[], Any]]:
     )
     (folder / FOLDER_MERGED).symlink_to(out)
     size = sum(file.stat().st_size for file in out.iterdir())
-    return {"regression": size, "regmeanpp": size}, lambda: [solved(*last[name], layers[name]) for name in layers]
+    return {"regression": size, "regmeanpp": size}, lambda: [solved(*pair, layers[name]) for name, pair in last.items()]
 
 
 def measure(folder: Path, *, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
