@@ -94,7 +94,8 @@ def service(
         "hold_back": 0.0,
         "practice": 0.0,
         "answers": "labels",
-    }  # logits as the model has them
+        "backend": "torch",
+    }  # logits as the model has them, the same at any speed
     config = ServeConfig.model_validate(usual | settings)
     return Service(
         open_moe(checkpoint or embedded.path()),

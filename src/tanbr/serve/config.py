@@ -88,8 +88,8 @@ class ServeConfig(LoopConfig):
     """Batches that are answered at once; a core each, at most 8, if not given (1 on a GPU or with an engine)."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of a worker's arithmetic; the cores divided by the workers that are busy if not given."""
-    backend: Literal["torch", "int8", "onnx"] = "torch"
-    """What runs the model; torch and onnx in float32, or torch in int8 if that agrees with it (docs/backends.md)."""
+    backend: Literal["auto", "torch", "int8", "onnx"] = "auto"
+    """What runs the model: in float32 torch, onnx or (auto) the faster in a trial; or int8 if that agrees with it."""
     int8_agreement: float = Field(default=0.98, ge=0, le=1)
     """Least share of probe answers that must be the same in int8, or it is refused."""
     low_memory: bool = False

@@ -137,6 +137,7 @@ class Service(Queue):
                 if not adopt:
                     raise
                 adoption = Adoption(wanted, wanted)
+            auto = config.backend == "auto" and backend is None
             engine = make_engine(
                 moe,
                 models=rules.models,
@@ -147,13 +148,15 @@ class Service(Queue):
                 issued=store.last_version,
                 slot=0 if learner is None else learner.slot.number,
                 spare=backend is not None or not config.low_memory,
-                backend=backend or config.backend,
+                backend=backend or (store.meta("backend") if auto and adoption is None else None) or config.backend,
                 probes=[row.text for row in probes],
                 least_agreement=config.int8_agreement,
                 max_length=config.max_length,
                 merge_share=config.merge_share,
             )
             undo.callback(engine.close)
+            if auto:  # the same arithmetic at every start
+                store.set_meta("backend", getattr(engine.live.backend, "name", None))
             if adoption is not None:
                 adoption.carry_out(store, config.rewards, say=say)
             observer = observer or Observer()

@@ -27,7 +27,9 @@ ROWS = 80  # of each task, whose labels must agree
 # int8: a weight is off by up to half of 1/63 of its row's largest, an activation by half of 2/255 of its token's; with
 # the largest four times the typical one that is 0.02 a map, 0.07 after twelve maps, and three times that for safety.
 TOLERANCE = {"torch": 1000 * 2.0**-24, "onnx": 1000 * 2.0**-24, "int8": 0.2}
-BACKENDS = [name for name in ALL if name != "onnx" or find_spec("onnxruntime")]
+BACKENDS = [
+    name for name in ALL if name != "auto" and (name != "onnx" or find_spec("onnxruntime"))
+]  # auto is one of them
 AGREEMENT = 0.995  # least share of rows whose best label is that of float64
 WRITERS = [name for name in BACKENDS if name != "onnx"]  # ONNX Runtime has classifiers alone
 SURE = 1.5  # a best label this far above the next, by exact arithmetic, is any backend's best label

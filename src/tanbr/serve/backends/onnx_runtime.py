@@ -9,6 +9,7 @@ padding included.
 import math
 import threading
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -71,6 +72,11 @@ class OnnxRuntime(TorchEager):
             for start in range(0, len(ids), some)
         ]
         return np.concatenate(parts).astype(np.float64)
+
+
+def runs(model: Any) -> bool:
+    """Whether ONNX Runtime is installed and can run a model."""
+    return all(map(find_spec, ("onnx", "onnxruntime"))) and _not_runnable(model) is None
 
 
 def _not_runnable(model: Any) -> str | None:

@@ -36,7 +36,7 @@ class TorchEager(Backend):
         labels = [names[column] for column in range(len(names))]
         numbers = [str(number) for number in range(model.config.hidden_size)] if self.embeds else []
         self.columns = () if self.writes else tuple(numbers or labels)
-        self._outputs = outputs  # where merged tensors go, by name: the FFNs
+        self.outputs = outputs  # where merged tensors go, by name: the FFNs
         self._lean = bert_pass.takes(model)
 
     @classmethod
@@ -50,7 +50,7 @@ class TorchEager(Backend):
     def size(self) -> Size:
         """What the model takes."""
         tensors = {storage_of(tensor): tensor for tensor in tensors_of(self.model)}
-        own = {storage_of(out): out.untyped_storage().nbytes() for out in self._outputs.values()}
+        own = {storage_of(out): out.untyped_storage().nbytes() for out in self.outputs.values()}
         return Size(
             sum(tensor.numel() for tensor in tensors.values()),
             sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
@@ -60,14 +60,14 @@ class TorchEager(Backend):
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) into the FFNs, resting between tensors so that at most `share` of the time is work."""
         started = time.perf_counter()
-        for name, tensor in moe.tensors(blend, into=self._outputs.__getitem__, changing=True):
+        for name, tensor in moe.tensors(blend, into=self.outputs.__getitem__, changing=True):
             finite(name, tensor)
             moe.release()
             started = rest(started, share)
 
     def twin(self, moe: Moe) -> Self:
         """Make a second one that shares every tensor but the FFNs'."""
-        own = {storage_of(out) for out in self._outputs.values()}
+        own = {storage_of(out) for out in self.outputs.values()}
         shared = {id(tensor): tensor for tensor in tensors_of(self.model) if storage_of(tensor) not in own}
         model = copy.deepcopy(self.model, dict(shared))
         return type(self)(model, outputs_of(model, moe), pooling=self._pooling)

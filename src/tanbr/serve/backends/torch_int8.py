@@ -81,7 +81,7 @@ class TorchInt8(TorchEager):
         memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors_of(self.model)}
         memo |= {id(module): module for module in self.model.modules() if isinstance(module, Int8Linear)}
         model = copy.deepcopy(self.model, memo | own)
-        return type(self)(model, self._outputs, [(own[id(int8)], ffn) for int8, ffn in self._packed], self.loss)
+        return type(self)(model, self.outputs, [(own[id(int8)], ffn) for int8, ffn in self._packed], self.loss)
 
 
 def _ffns(model: nn.Module, outputs: Mapping[str, Tensor]) -> dict[str, nn.Linear]:
