@@ -45,6 +45,9 @@ class Metrics(Observer):
         self._reward = histogram("tanbr_slot_reward", "Mean reward of a slot", buckets=REWARDS)
         self._alarms = counter("tanbr_alarms", "Alarms raised")
         self._feedback = counter("tanbr_feedback", "Feedback accepted, repeated, unknown or refused", ["outcome"])
+        self._exercises = counter("tanbr_practice_exercises", "Blends tried on logged requests")
+        self._practised = counter("tanbr_practice_rows", "Logged requests answered in practice")
+        self._practice_seconds = counter("tanbr_practice_seconds", "Seconds of one core spent on practice")
         self.feedback_lost = False  # whether the last feedback could not be kept
 
     def request(self, route: str, *, status: int, seconds: float) -> None:
@@ -76,6 +79,12 @@ class Metrics(Observer):
     def feedback(self, outcome: str, count: int) -> None:
         """Count feedback."""
         self._feedback.labels(outcome).inc(count)
+
+    def practised(self, rows: int, seconds: float) -> None:
+        """Count an exercise."""
+        self._exercises.inc()
+        self._practised.inc(rows)
+        self._practice_seconds.inc(seconds)
 
     def alarm(self, text: str) -> None:
         """Count an alarm."""
