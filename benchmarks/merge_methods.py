@@ -55,7 +55,9 @@ def add_matrices(folder: Path) -> tuple[dict[str, int], Callable[[], Any]]:
     )
     (folder / FOLDER_MERGED).symlink_to(out)
     size = sum(file.stat().st_size for file in out.iterdir())
-    return {"regression": size, "regmeanpp": size}, lambda: [solved(a, b, layers[name]) for name, (a, b) in last.items()]
+    return {"regression": size, "regmeanpp": size}, lambda: [
+        solved(a, b, layers[name]) for name, (a, b) in last.items()
+    ]
 
 
 def measure(folder: Path, *, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
