@@ -147,7 +147,7 @@ class Turns:
             place = label, asyncio.get_running_loop().create_future()
             self._waiting.append(place)
             try:
-                await place[1]  # whoever ends the turn before counts this one in
+                await place[1]  # the request that ends the turn before counts this one in
             except asyncio.CancelledError:
                 if place in self._waiting:
                     self._waiting.remove(place)

@@ -1,6 +1,6 @@
 """Spans of requests for OpenTelemetry (extra `otel`). Unless OTEL_TRACES_EXPORTER is set, nothing of it is imported.
 
-A request's span begins with its head and ends with its answer. Whoever works for the request adds what it knows.
+A request's span begins with its head and ends with its answer. The code that works for the request adds what it knows.
 """
 
 import os
