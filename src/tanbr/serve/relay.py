@@ -83,7 +83,8 @@ class Passage:
 
     def _note(self, row: int, choice: dict[str, Any]) -> None:
         """Read tokens and probabilities, and leave out what the client has not asked for."""
-        self.tokens[row] += choice.get("token_ids") or ()
+        if "messages" not in self._call.body:  # the engine's own template made the prompt, which is not known here
+            self.tokens[row] += choice.get("token_ids") or ()
         said = choice.get("logprobs") or {}
         logs = said.get("token_logprobs") or [one["logprob"] for one in said.get("content") or ()]
         self._chances[row] += [math.exp(min(0.0, one)) for one in logs]
