@@ -143,7 +143,7 @@ def describe(
         slot_requests=config.slot_requests,
         slot_seconds=config.slot_seconds,
         models=queue.engine.models,
-        backend=str(config.engine or getattr(backend, "name", "torch")),
+        backend=config.engine or str(getattr(backend, "name", config.backend)),
         relays=backend.relays,
         experts_by_name=backend.many,
     )
