@@ -39,7 +39,7 @@ def test_dense_models_become_an_moe_and_an_moe_is_aligned() -> None:
     for command, experts in (
         ("merge dense out-copies --mode moe --copies 3", 3),
         ("merge dense out-again --mode moe --expert dense --expert other", 2),
-        ("align moe out-aligned", 4),
+        ("merge moe out-aligned --mode align", 4),
     ):
         run(command)
         assert tanbr.merge.open(command.split()[2]).num_experts == experts

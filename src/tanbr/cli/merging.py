@@ -1,4 +1,4 @@
-"""`tanbr merge`, `export`, `inspect` and `align`: checkpoints in, checkpoints or a verdict out."""
+"""`tanbr merge`, `export`, `card` and `inspect`: checkpoints in, checkpoints, a card or a verdict out."""
 
 import json
 import tempfile
@@ -38,6 +38,7 @@ NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears
         "tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6",
         "tanbr merge experts.toml moe/ --mode moe --blend-only ffn",
         "tanbr merge bert/ bert-moe/ --mode moe --copies 8",
+        "tanbr merge moe/ aligned/ --mode align    # where inspect says: align first",
     )
 )
 @options_of(StartConfig, "over", "experts", "blend_only")
@@ -49,8 +50,8 @@ def merge(
         str | None, Option(help="Weights, as 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
     ] = None,
     mode: Annotated[
-        Literal["blend", "moe"],
-        Option(help="Blend experts; or write dense models as one MoE."),
+        Literal["blend", "moe", "align"],
+        Option(help="Blend experts; write dense models as one MoE; or put experts' hidden units in one order."),
     ] = "blend",
     method: MergeMethod = None,
     rest: Annotated[
@@ -62,12 +63,15 @@ def merge(
     force: Annotated[bool, Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
     """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done; or make an MoE."""
-    if mode == "moe" and blend is not None:
-        raise InputError("--mode moe takes no --blend")
+    if mode != "blend" and blend is not None:
+        raise InputError(f"--mode {mode} takes no --blend")
     if mode != "moe" and (copies is not None or rest != "refuse"):
         raise InputError("--copies and --rest are for --mode moe")
     if mode == "moe":
         _make_moe(checkpoint, out, over, rest=rest, copies=copies)
+        return
+    if mode == "align":
+        _align(checkpoint, out, over)
         return
     from tanbr.merge import open as open_moe
     from tanbr.merge.export import About
@@ -98,6 +102,35 @@ def export(
     one = served(read(StartConfig, start, source="options").state, number=model)
     _write(one.moe, one.blend.tolist(), out, one.about, as_adapter=as_adapter)
     console.print(escape(f"it is {one.title}; it answers {', '.join(one.tasks) or 'no task'}"), soft_wrap=True)
+
+
+@app.command(
+    epilog=examples(
+        "tanbr card --learned out/serve",
+        "tanbr card --learned out/serve --out moe/    # where its next server finds it",
+    )
+)
+def card(
+    learned: Annotated[Path, Option(help="A server's --state; the server may run meanwhile.")],
+    out: Annotated[Path, Option(help="Folder to write tanbr.json into.")] = Path(),
+) -> None:
+    """Write the expert that each task needs, as a server's practice found it, as a checkpoint's card (tanbr.json)."""
+    from tanbr.serve.export import learned_card
+    from tanbr.tasks.card import FILE, write_card
+
+    found, made, worth = learned_card(learned)
+    if (out / FILE).exists():
+        raise InputError(f"{out / FILE} is there already; move it away, or give another --out")
+    table = Table(box=None, caption="reward of the expert alone on logged requests, with a 95% interval")
+    for name in ("task", "expert", "reward", "±", "rows"):
+        table.add_column(name, justify="left" if name in ("task", "expert") else "right")
+    for task, own in found.own_experts.items():
+        of = worth[task]
+        figures = f"{of.rewards[own]:.3f}", f"{of.errors[own]:.3f}", str(of.rows)
+        table.add_row(escape(task), escape(made.experts[own]), *figures)
+    write_card(out, found)
+    console.print(table)
+    console.print(f"card: {out / FILE}; in the checkpoint's folder, its next server starts by it", soft_wrap=True)
 
 
 def _write(moe: "Moe", blend: list[float], out: Path, about: "About", *, as_adapter: bool) -> None:
@@ -206,14 +239,13 @@ def _show_check(moe: "Moe", data: Path) -> None:
         show_check(found)
 
 
-@app.command(epilog=examples("tanbr align moe/ aligned/ && tanbr merge aligned/ dense/ --blend even"))
-def align(checkpoint: Source, out: NewFolder) -> None:
+def _align(checkpoint: str, out: Path, over: Given) -> None:
     """Put the hidden units of all experts in the same order, where `tanbr inspect` says "align first"."""
     from tanbr.merge import align as aligning
     from tanbr.merge import open as open_moe
 
     with bar("aligning") as show:
-        aligning.align(open_moe(checkpoint), out, progress=show)
+        aligning.align(open_moe(checkpoint, **over), out, progress=show)
     console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
 
 

@@ -10,6 +10,7 @@ whoever runs it (a thread of the server, a simulation) asks for an `Exercise`, a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ class Practice:
         table[:, expert] = np.nan
         return replace(self, table=table, paired=frozenset(one for one in self.paired if expert not in one[1:]))
 
-    @property
+    @cached_property
     def of(self) -> NDArray[np.intp]:
         """The task of each row (n,)."""
         return np.array([row.task for row in self.rows], dtype=np.intp)
@@ -164,7 +165,7 @@ class Practice:
         missing = np.isnan(self.table[wanted][:, :K])
         if missing.any() and not (self.done % 2 and self._tested()):
             expert = int(missing.sum(axis=0).argmax())
-            return self._exercise(np.eye(K)[expert], wanted[missing[:, expert]], f"expert {expert} alone", expert)
+            return self._exercise(np.eye(K)[expert], wanted[missing[:, expert]], "an expert alone", expert)
         means, _, counts = self.experts_alone()
         for task in np.flatnonzero(counts >= ALONE) if K > 1 else ():
             best, second = np.argsort(-means[task], kind="stable")[:2].tolist()
@@ -176,7 +177,9 @@ class Practice:
         panel = router.suggest(mix, models=models, confusion=confusion, optimism=optimism)
         place = self.suggested // len(OPTIMISM) % len(panel.blends)
         own = group_mixes(panel.estimates, Readings.of(mix, confusion))[place]
-        why = "the start blend by the experts found" if optimism is None else f"suggested, at {optimism:g} deviations"
+        why = {None: "the start blend by the experts found", 0.0: "what would be served"}.get(
+            optimism, "what may be better"
+        )
         return self._exercise(panel.blends[place], self._drawn(own, rng), why)
 
     def _tested(self) -> bool:

@@ -135,7 +135,7 @@ def _judge_units(matches: Sequence[UnitMatch]) -> tuple[Verdict, str]:
     if best >= ALIKE:
         return "align first", (
             f"the experts hold the same hidden units in another order (cosine {same:.2f} in place, "
-            f"{best:.2f} at best); `tanbr align` puts them in one"
+            f"{best:.2f} at best); `tanbr merge --mode align` puts them in one"
         )
     return "do not merge", (
         f"the experts share no ancestor that can be seen (cosine {same:.2f} in place, {best:.2f} at best): "

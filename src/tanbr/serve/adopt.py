@@ -133,7 +133,9 @@ class Adoption:
         pin = read_pin(store)
         blend = None if pin is None else self.experts.blend(pin.blend)
         pinned = None if blend is None else pin_text(Pin(blend, store.last_version + 1))
-        with store.transaction(made_for=json.dumps(asdict(self.new)), **numbers, guard=None, pinned=pinned) as write:
+        with store.transaction(
+            made_for=json.dumps(asdict(self.new)), **numbers, guard=None, practice=None, pinned=pinned
+        ) as write:
             self._rewrite(write)
             rows = [(one.number, shown(one.blend), one.good, shown(one.sums), shown(one.counts)) for one in after]
             write.executemany("INSERT INTO versions VALUES (?, ?, 0, ?, 0, ?, ?)", rows)

@@ -226,7 +226,7 @@ def known_of(moe: Moe, history: Path | None) -> Known:
         latent = tuple(Task(f"latent-{number + 1}", ()) for number in range(moe.source.trained))
         labelled = card.tasks and all(task.metrics for task in card.tasks)
         own = card.experts_of([task.name for task in card.tasks]) if labelled else ()
-        return Known(moe, card.tasks or latent, own)
+        return Known(moe, card.tasks or latent, _in_range(moe, own))
     past = read_history(history)
     if not str(moe.plan.config().architectures[0]).endswith("ForSequenceClassification"):  # it is sent prompts
         past = [one.model_copy(update={"text": prompt(one.text)}) for one in past]
@@ -235,7 +235,17 @@ def known_of(moe: Moe, history: Path | None) -> Known:
     tasks = tuple(said.get(task.name, task) for task in _tasks_of(past))
     heads = moe.source.expert_labels[: moe.source.trained]
     own = card.experts_of([task.name for task in tasks]) or _by_labels(tasks, heads)
-    return Known(moe, tasks, own, past, _labelled(past, tasks))
+    return Known(moe, tasks, _in_range(moe, own), past, _labelled(past, tasks))
+
+
+def _in_range(moe: Moe, own: tuple[int, ...]) -> tuple[int, ...]:
+    """Refuse a card that gives a task to an expert that is not there."""
+    if max(own, default=0) >= moe.num_experts:
+        raise CheckpointError(
+            f"the card of {moe.path} gives a task to expert {max(own)}, counted from 0, but there are "
+            f"{moe.num_experts}: start with --base if the last was the base, or correct tanbr.json"
+        )
+    return own
 
 
 def _by_labels(tasks: Sequence[Task], heads: Sequence[Sequence[str]]) -> tuple[int, ...]:

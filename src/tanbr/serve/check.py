@@ -86,7 +86,7 @@ class Check:
             return ""
         return (
             f"merged, these experts keep {self.kept:.0%} of what they earn alone: give --memory for more models, serve "
-            "them as they are (--unmerged), or look at them with `tanbr inspect` (`tanbr merge --align` may help)"
+            "them as they are (--unmerged), or look at them with `tanbr inspect` (`tanbr merge --mode align` may help)"
         )
 
     def by(self, method: str | None) -> "Check":

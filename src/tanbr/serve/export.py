@@ -1,18 +1,20 @@
 """What a state serves, to take away: read beside a running server or after it, with nothing in the state changed."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tanbr.errors import InputError, StateError
+from tanbr.loop.practice import FEW
 from tanbr.loop.slot import Slot
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.export import About
 from tanbr.serve.adopt import Adoption
 from tanbr.serve.check import measured_in
-from tanbr.serve.journal import read_slot
+from tanbr.serve.journal import read_practice, read_slot
 from tanbr.serve.lineage import MadeFor, expert_names, made_for, read_made_for
+from tanbr.serve.records import WorthView
 from tanbr.serve.store import peek
 from tanbr.tasks.card import FILE, Card, card_text, read_card
 from tanbr.types import Blend
@@ -41,11 +43,15 @@ class Served:
         return [name for name, place in zip(self.made_for.tasks, to, strict=True) if place == self.number - 1]
 
     @property
+    def card(self) -> Card:
+        """What is said of its experts."""
+        source = self.moe.source
+        return read_card(self.moe.path).of_experts(source.expert_tasks, source.expert_labels)
+
+    @property
     def about(self) -> About:
         """What its files say of it, with a card of its tasks where they are known."""
-        source = self.moe.source
-        card = read_card(self.moe.path).of_experts(source.expert_tasks, source.expert_labels)
-        known = tuple(task for task in card.tasks if task.name in self.made_for.tasks)
+        known = tuple(task for task in self.card.tasks if task.name in self.made_for.tasks)
         note = f"It is what a tanbr server served as {self.title}, for {', '.join(self.tasks) or 'no task'}."
         return About(expert_names(self.moe), note, {FILE: card_text(Card(known))} if known else {})
 
@@ -73,3 +79,21 @@ def served(state: Path, *, number: int = 1) -> Served:
     if blend is None:
         raise StateError(f"the experts in {origin['path']} have changed since the server read them; put them back")
     return Served(moe, blend, slot, number, made)
+
+
+def learned_card(state: Path) -> tuple[Card, MadeFor, dict[str, WorthView]]:
+    """Put each task's own expert, as a state's practice found it, on the card; what was found, by the tasks' names."""
+    one = served(state)
+    made = one.made_for
+    with peek(state) as store:
+        found = read_practice(store, experts=len(made.experts), tasks=len(made.tasks))
+    if found is None or not found.exercises:
+        raise StateError(f"{state} has practised nothing yet; serve on, and send labels, or rewards of 0 and 1")
+    worth = dict(zip(made.tasks, found.tasks, strict=True))
+    few = [f"{name} has {of.rows}" for name, of in worth.items() if of.rows < FEW or of.expert is None]
+    if few:
+        raise StateError(
+            f"{state} needs {FEW} practised rows of a task to know its expert ({', '.join(few)}); serve on"
+        )
+    own = {name: of.expert for name, of in worth.items() if of.expert is not None}
+    return replace(one.card, own_experts=own), made, worth

@@ -8,6 +8,7 @@ from sqlite3 import Connection
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from tanbr.errors import InputError, StateError
 from tanbr.loop.choose import Pin
@@ -16,19 +17,27 @@ from tanbr.loop.holdback import WINDOW, Toss
 from tanbr.loop.rewards import Tally, Trust
 from tanbr.loop.slot import Reason, Slot, Turn, Version
 from tanbr.loop.turn import Learner, MixSource, Rules
-from tanbr.serve.store import Store, shown
+from tanbr.serve.records import PracticeView
+from tanbr.serve.store import Store, StoreReader, shown
 from tanbr.types import Decision, Router, as_blend, as_task_mix
 
 STATES = ("router", "monitor")
+FOUND = TypeAdapter(PracticeView | None)
 
 
 def write_turn(
-    store: Store, turn: Turn, learner: Learner, *, measured: Mapping[int, Tally], regret: float = np.nan
+    store: Store,
+    turn: Turn,
+    learner: Learner,
+    *,
+    measured: Mapping[int, Tally],
+    regret: float = np.nan,
+    practice: PracticeView | None = None,
 ) -> None:
     """Save the states under new names, then the turn and these names in one transaction; the old states go last.
 
     `measured` is what the server rewarded the models of the ended slot with, by place, `regret` what the router
-    believes of the slot that opens.
+    believes of the slot that opens, `practice` what was found by it; where there is none, what is there stays.
     """
     store.check_files()  # a folder that was deleted is not made anew in parts
     old = {name: store.meta(name) for name in STATES}
@@ -37,6 +46,8 @@ def write_turn(
         save(getattr(learner, name), store.folder / file)
     trust = {"evidence": dict(learner.trust.evidence), "led": dict(learner.trust.led)}
     meta = {"mark": learner.mark, "rewarded": learner.rewarded, "guard": learner.guard.to_json()}
+    if practice is not None:
+        meta["practice"] = FOUND.dump_json(practice).decode()
     with store.transaction(**meta, trust=json.dumps(trust), **names) as write:
         if turn.ended is not None and turn.mix is not None:
             ended = (time.time(), shown(turn.mix.estimate), turn.mix.unknown, turn.ended.number)
@@ -144,6 +155,21 @@ def read_trust(store: Store) -> Trust:
         return Trust(**json.loads(store.meta("trust") or "{}"))
     except (ValueError, TypeError) as error:
         raise StateError(f"{store.folder} is damaged ({error}); restore it from a copy") from None
+
+
+def read_practice(store: StoreReader, *, experts: int, tasks: int) -> PracticeView | None:
+    """Read what practice had found; None if nothing was."""
+    try:
+        found = FOUND.validate_json(store.meta("practice") or "null")
+        if found is not None:
+            worth = [len(values) for one in found.tasks if one.rows for values in (one.rewards, one.errors)]
+            named = [one.expert for one in found.tasks if one.expert is not None]
+            sizes = {*worth, *(len(one.blend) for one in found.tried)} - {experts}
+            if sizes or len(found.tasks) != tasks or not set(named) <= set(range(experts)):
+                raise ValueError
+    except (ValueError, TypeError):
+        raise StateError(f"{store.folder} is damaged (what practice found); restore it from a copy") from None
+    return found
 
 
 def read_slot(row: dict[str, Any], *, experts: int, tasks: int, decisions: Iterable[Decision] = ()) -> Slot:

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tanbr.loop.practice import SHOWN
 from tanbr.loop.slot import Reason
 from tanbr.loop.turn import Learner
 from tanbr.merge import Moe
@@ -15,8 +16,22 @@ from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.queue import Queue
-from tanbr.serve.records import Alarm, GainView, ModelView, ServiceInfo, ServiceState, SlotView, VersionView, Why
-from tanbr.types import Account, SlotRecord, TreeView
+from tanbr.serve.records import (
+    Alarm,
+    GainView,
+    ModelView,
+    PracticeView,
+    ServiceInfo,
+    ServiceState,
+    SlotView,
+    TriedView,
+    VersionView,
+    Why,
+    WorthView,
+)
+from tanbr.types import Account, FloatArray, SlotRecord, TreeView
+
+HALF = 1.96  # standard errors in half of a 95% interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +39,7 @@ class View:
     """What the learner is at: replaced as a whole, so that whoever looks sees values that belong together."""
 
     learner: Learner
+    kept: PracticeView | None = None  # what practice had found before this start
     last: SlotRecord | None = None  # last slot that was told
     shares: Mapping[str, float] = field(default_factory=dict)  # of the sources in it
     regret: float = math.nan  # of the open slot, as the router believes
@@ -32,7 +48,7 @@ class View:
     account: Account | None = None  # of a router that leaves its baseline only on evidence
 
 
-def view_of(learner: Learner, *, alarm: Callable[[str], None]) -> View:
+def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callable[[str], None]) -> View:
     """Show the learner, with the router's tree and why it chose what is served, as far as it says so.
 
     A router that cannot explain itself may serve all the same.
@@ -42,7 +58,7 @@ def view_of(learner: Learner, *, alarm: Callable[[str], None]) -> View:
     try:
         tree, account = getattr(router, "tree", None), getattr(router, "account", None)
         if decision is None or not decision.terms or tree is None:
-            return View(learner, tree=tree, account=account)
+            return View(learner, kept, tree=tree, account=account)
         terms, mix = decision.why, decision.task_mix
         if len(decision.blends) > 1:  # every task at its best blend
             this, best = "these together", float(np.nanmax(tree.value, axis=0, initial=-np.inf) @ mix)
@@ -50,13 +66,53 @@ def view_of(learner: Learner, *, alarm: Callable[[str], None]) -> View:
             this, best = "this one", float(np.nanmax(tree.value @ mix, initial=-np.inf))
     except Exception as error:
         alarm(f"the router does not explain itself: {type(error).__name__}: {error}")
-        return View(learner)
+        return View(learner, kept)
+    found = practice_view(learner, kept)
     sentence = (
-        f"of {terms.candidates} blends {this} may earn most for the mix: {terms.mean:.3f} is expected, "
-        f"and it may be up to {terms.bound:.3f}"
+        _by_practice(decision.blends, found)
+        if found is not None and found.tried
+        else (
+            f"of {terms.candidates} blends {this} may earn most for the mix: {terms.mean:.3f} is expected, "
+            f"and it may be up to {terms.bound:.3f}"
+        )
     )
     why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
-    return View(learner, regret=max(0.0, best - terms.mean), why=why, tree=tree, account=account)
+    return View(learner, kept, regret=max(0.0, best - terms.mean), why=why, tree=tree, account=account)
+
+
+def _by_practice(blends: FloatArray, found: PracticeView) -> str:
+    """Say what the blends (G, K) that practice led to have gained there, or those that are nearest to them."""
+    tried = np.array([one.blend for one in found.tried])
+    away = [np.abs(tried - blend).sum(axis=1) for blend in blends]
+    gains = [
+        f"{'this blend' if far.min() < 0.01 else 'the nearest blend tried'} ({one.why}) gained {100 * one.gain:+.1f} "
+        f"± {100 * one.error:.1f} points over the even blend on {one.rows} logged requests"
+        for far, one in ((far, found.tried[int(far.argmin())]) for far in away)
+    ]
+    return f"practice decided, after {found.exercises} exercises: {'; '.join(gains)}"
+
+
+def practice_view(learner: Learner, kept: PracticeView | None) -> PracticeView | None:
+    """Show what practice has found; of a task without a row since the start, what was `kept` from before."""
+    practice = learner.practice
+    router: Any = learner.router
+    if practice is None:
+        return None
+    tasks = (WorthView(0, 0, None),) * practice.tasks if kept is None else kept.tasks
+    means, errors, counts = practice.experts_alone()
+    for v in np.flatnonzero(counts).tolist():
+        found = int(counts[v]), 0, None, tuple(means[v].tolist()), tuple((HALF * errors[v]).tolist())
+        tasks = (*tasks[:v], WorthView(*found), *tasks[v + 1 :])
+    logged = np.bincount(practice.of, minlength=practice.tasks).tolist()
+    now = zip(tasks, logged, router.own_experts.tolist(), strict=True)
+    tasks = tuple(replace(one, logged=held, expert=own if own >= 0 else None) for one, held, own in now)
+    tried = [
+        TriedView(one.slot, tuple(one.blend.tolist()), one.why, one.rows, one.gain, HALF * one.error)
+        for one in reversed(practice.tried)
+    ]
+    if kept is None:
+        return PracticeView(practice.done, tasks, tuple(tried))
+    return PracticeView(kept.exercises + practice.done, tasks, (*tried, *kept.tried)[:SHOWN])
 
 
 def describe(
@@ -131,6 +187,7 @@ def state_now(
         models=models,
         exploration=view.account,
         gain=None if learner.gain is None else GainView(str(learner.gain), *vars(learner.gain).values()),
+        practice=practice_view(learner, view.kept),
     )
 
 

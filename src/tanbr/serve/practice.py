@@ -18,7 +18,7 @@ from tanbr.loop.turn import exercise
 from tanbr.merge import Moe
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.learner import LearnerThread
-from tanbr.serve.records import ServiceError
+from tanbr.serve.records import Observer, ServiceError
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import FloatArray
 
@@ -33,9 +33,16 @@ class PracticeThread:
     """Answers exercises, and brings what they have earned to the learner."""
 
     def __init__(
-        self, learning: LearnerThread, moe: Moe, space: LabelSpace, *, busy: Callable[[], bool] = lambda: False
+        self,
+        learning: LearnerThread,
+        moe: Moe,
+        space: LabelSpace,
+        *,
+        busy: Callable[[], bool] = lambda: False,
+        observer: Observer | None = None,
     ) -> None:
         """Stay away while the server is `busy`."""
+        self._observer = observer or Observer()
         self._learning, self._moe, self._space, self._busy = learning, moe, space, busy
         config = learning.world.config
         self._share, self._by_posterior = config.practice, config.answers == "posterior"
@@ -57,11 +64,12 @@ class PracticeThread:
         torch.set_num_threads(1)
         while not self._stopping.is_set():
             try:
-                wanted = exercise(self._learning.learner)
+                began, wanted = time.thread_time(), exercise(self._learning.learner)
                 if wanted is None:
                     self._stopping.wait(IDLE)
                 elif (rewards := self.answer(wanted)) is not None:
                     self._learning.call(partial(self._learning.practised, wanted, rewards))
+                    self._observer.practised(len(rewards), time.thread_time() - began)
             except ServiceError:
                 return  # the server stops
             except Exception as error:  # a checkpoint that went, most likely: what answers goes on

@@ -259,6 +259,47 @@ class CheckView(Shown):
     """What to do where no way keeps nine tenths of that; empty where one does."""
 
 
+@dataclass(frozen=True)
+class WorthView(Shown):
+    """What each expert alone is worth to a task, by logged requests."""
+
+    rows: int
+    """Requests that every expert has answered alone."""
+    logged: int
+    """Requests of the task that the log holds now."""
+    expert: int | None
+    """The task's own expert, as found, by its place in a blend; null where nobody knows it yet."""
+    rewards: tuple[float, ...] = ()  # (K,)
+    """What each expert earns on the rows; empty where there are none."""
+    errors: tuple[float, ...] = ()  # (K,)
+    """Half of the interval around each (95%)."""
+
+
+@dataclass(frozen=True)
+class TriedView(Shown):
+    """A blend that was tried on logged requests."""
+
+    slot: int
+    blend: tuple[float, ...]  # (K,)
+    why: str
+    rows: int
+    gain: float
+    """What it earned beyond the even blend on the same rows, a request."""
+    error: float
+    """Half of the interval around it (95%)."""
+
+
+@dataclass(frozen=True)
+class PracticeView(Shown):
+    """What was found by trying blends on logged requests; it holds no text, and a restart keeps it."""
+
+    exercises: int
+    """Done so far."""
+    tasks: tuple[WorthView, ...]  # (V,)
+    tried: tuple[TriedView, ...]
+    """Newest first."""
+
+
 @dataclass(frozen=True, eq=False)
 class GainView(Shown):
     """What learning is worth: each slot that was held back, which served the start blend, beside those around it."""
@@ -324,6 +365,8 @@ class ServiceState(Shown):
     """Null where nothing was measured at start."""
     gain: GainView | None = None
     """Null until two slots were held back, and two others had rewards."""
+    practice: PracticeView | None = None
+    """Null where nothing is practised."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -413,6 +456,9 @@ class Observer:
 
     def conversation(self, outcome: Literal["begun", "kept", "moved"]) -> None:
         """A request's conversation has begun, is answered by the version it has, or by another: its own is gone."""
+
+    def practised(self, rows: int, seconds: float) -> None:
+        """A blend was tried on so many logged requests, in so many seconds of one core."""
 
     def alarm(self, text: str) -> None:
         """Something went wrong, or drifts."""

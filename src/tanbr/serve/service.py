@@ -193,7 +193,9 @@ class Service(Queue):
             self.learning = LearnerThread(world, alarms=alarms)
             self.practising = None
             if space is not None and practises:
-                self.practising = PracticeThread(self.learning, moe, space, busy=lambda: self.depth > 0)
+                self.practising = PracticeThread(
+                    self.learning, moe, space, busy=lambda: self.depth > 0, observer=observer
+                )
             self.ids = RequestIds(store.key, store.begin_epoch(self.learner.slot.number))
             super().__init__(engine, self.ids, tasks=tasks, config=config, outbox=self.learning, observer=observer)
             self._info = describe(moe, self, config=config, tasks=names, expert_names=expert_names)

@@ -17,8 +17,8 @@ from tanbr.monitor.belief import by_mix
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
-from tanbr.serve.journal import read_slot, write_turn
-from tanbr.serve.overview import View, view_of
+from tanbr.serve.journal import read_practice, read_slot, write_turn
+from tanbr.serve.overview import View, practice_view, view_of
 from tanbr.serve.panel import Assignment, Staged
 from tanbr.serve.records import Observer
 from tanbr.serve.store import Store
@@ -68,6 +68,7 @@ class ServedWorld:
         self.last_reward, self.rewards, self.texts = store.last_seq, store.feedback, answers.texts_of
         self.measured, self.measured_late = answers.measured, answers.late
         self._last: tuple[SlotRecord | None, dict[str, float]] = None, {}  # last slot told, shares of its sources
+        self._kept = read_practice(store, experts=engine.moe.num_experts, tasks=len(tasks))
         self._drifting = False
         self._probes = list(probes) if space is not None else []
         self._of = np.array([self.task_names.index(row.task) for row in self._probes], dtype=np.intp)  # (n,)
@@ -147,9 +148,10 @@ class ServedWorld:
         """Write the turn down in one transaction that also names the router's and the monitor's new states."""
         self.laps("learn")
         self.engine.spread(*self._staged)
-        view = view_of(learner, alarm=self.alarm)
+        view = view_of(learner, self._kept, alarm=self.alarm)
         measured = {} if turn.ended is None else self.answers.measured(turn.ended.number)
-        write_turn(self.store, turn, learner, measured=measured, regret=view.regret)
+        practice = practice_view(learner, self._kept)
+        write_turn(self.store, turn, learner, measured=measured, regret=view.regret, practice=practice)
         for told in turn.told:
             if not told.late:
                 self._last = told.record, told.shares
@@ -188,7 +190,7 @@ class ServedWorld:
         self._forget_told(learner)
         for model in self.store.slots(limit=1)[0]["models"]:
             self.answers.held[slot.number, model["place"]] = model["requests"]
-        self.view = view_of(learner, alarm=self.alarm)
+        self.view = view_of(learner, self._kept, alarm=self.alarm)
         if len(slot.versions) <= self.engine.models:
             blends = zip(slot.blends, slot.versions, strict=True)
             self.commit([self.prepare(blend, version) for blend, version in blends], learner)

@@ -1,12 +1,12 @@
 """What a checkpoint says of itself, in `tanbr.json` beside its weights: its tasks, and which expert learned which.
 
-`pretrain` and `assemble` write it. Tasks, labels, scales, metrics and the map from tasks to experts are read here and
-nowhere else.
+`pretrain` and `assemble` write it, and `tanbr card` from what a server has learned. Tasks, labels, scales, metrics and
+the map from tasks to experts are read here and nowhere else.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -27,12 +27,13 @@ class Card:
         str, ...
     ] = ()  # (K,); empty if experts belong to no task; the base, if it is an expert, has none
     ancestor: str = ""  # folder of the dense model that an MoE was made from, seen from the checkpoint's own
+    own_experts: dict[str, int] = field(default_factory=dict)
+    # task → place of its expert, where practice found it: over what experts were trained for; tasks may share one
 
     def experts_of(self, tasks: Sequence[str]) -> tuple[int, ...]:
-        """Find the expert that was trained for each task; none at all if the card does not say so of all."""
-        if not set(tasks) <= set(self.expert_tasks):
-            return ()
-        return tuple(self.expert_tasks.index(task) for task in tasks)
+        """Find each task's own expert, as found or as trained; none at all if the card does not say so of all."""
+        known = {task: place for place, task in enumerate(self.expert_tasks)} | self.own_experts
+        return tuple(known[task] for task in tasks) if set(tasks) <= set(known) else ()
 
     def of_experts(self, expert_tasks: Sequence[str], expert_labels: Sequence[Sequence[str]]) -> "Card":
         """Give the card of experts (K,) that were named beside it: their tasks, with the labels of each one's head."""
@@ -43,7 +44,7 @@ class Card:
         tasks = tuple(
             known.get(name) or Task(name, ("accuracy",) if labels else (), tuple(labels)) for name, labels in of
         )
-        return Card(tasks, tuple(expert_tasks), self.ancestor)
+        return replace(self, tasks=tasks, expert_tasks=tuple(expert_tasks))
 
 
 def read_card(checkpoint: Path) -> Card:
@@ -56,6 +57,8 @@ def read_card(checkpoint: Path) -> Card:
     except (ValidationError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path} is no card of a checkpoint ({reason}); remove it, or write it anew") from None
+    if min(card.own_experts.values(), default=0) < 0:
+        raise CheckpointError(f"{path} numbers an expert below 0; own_experts counts them from 0")
     names = [task.name for task in card.tasks]
     if len(set(names)) != len(names) or len(set(card.expert_tasks)) != len(card.expert_tasks):
         raise CheckpointError(f"{path} names a task twice; every task has one name, and one expert of its own")

@@ -56,6 +56,9 @@ class Metrics(Observer):
         self._alarms = counter("tanbr_alarms", "Alarms raised")
         self._feedback = counter("tanbr_feedback", "Feedback accepted, repeated, unknown or refused", ["outcome"])
         self._turns = counter("tanbr_conversation_requests", "By version: begun, kept, moved", ["outcome"])
+        self._exercises = counter("tanbr_practice_exercises", "Blends tried on logged requests")
+        self._practised = counter("tanbr_practice_rows", "Logged requests answered in practice")
+        self._practice_seconds = counter("tanbr_practice_seconds", "Seconds of one core spent on practice")
         self.feedback_lost = False  # whether the last feedback could not be kept
 
     def request(self, route: str, *, status: int, seconds: float) -> None:
@@ -98,6 +101,12 @@ class Metrics(Observer):
     def conversation(self, outcome: str) -> None:
         """Count a request of a conversation."""
         self._turns.labels(outcome).inc()
+
+    def practised(self, rows: int, seconds: float) -> None:
+        """Count an exercise."""
+        self._exercises.inc()
+        self._practised.inc(rows)
+        self._practice_seconds.inc(seconds)
 
     def alarm(self, text: str) -> None:
         """Count an alarm."""

@@ -1,0 +1,157 @@
+"""What practice has found, as people see it: in the state, after a restart, as a card. Exercises are done by hand."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from serve.serving import Run, V
+from tanbr.cli import app
+from tanbr.errors import CheckpointError, StateError
+from tanbr.lab.tasks import tiny
+from tanbr.loop.turn import exercise
+from tanbr.merge import Moe
+from tanbr.merge import open as open_moe
+from tanbr.serve.build import known_of
+from tanbr.serve.practice import PracticeThread
+from tanbr.serve.records import Feedback, PracticeView
+from tanbr.serve.service import Service
+from tanbr.serve.store import Store
+from tanbr.tasks.card import read_card, write_card
+from tanbr.tasks.metrics import LabelSpace
+from tanbr.tasks.rows import Task
+
+NAMES = [task.name for task in tiny.TASKS]
+SPACE = LabelSpace(tiny.TASKS)
+
+
+def begin(run: Run, state: Path, **settings: Any) -> Service:
+    """Start a service that only practises when `practise` says so."""
+    live = run(state, router=None, practice=1.0, **settings)
+    assert live.practising is not None
+    live.practising.stop()  # before there is anything to try
+    return live
+
+
+def label(live: Service, tasks: Sequence[Task], count: int = 8) -> None:
+    """Have texts answered, say the right answers, and turn the slot: the log holds them."""
+    rows = [row for task in tasks for row in tiny.generate(task.name, count, seed=12, split="test")]
+    labels = {task.name: task.labels for task in tasks}
+    answered = live.submit([row.text for row in rows]).result(30)
+    said = [labels[row.task][int(row.target)] if labels[row.task] else row.target for row in rows]
+    given = zip(answered.request_ids, rows, said, strict=True)
+    assert live.feedback([Feedback(i, task=row.task, label=one) for i, row, one in given]).accepted == len(rows)
+    live.end_slot()
+
+
+def practise(live: Service, count: int) -> None:
+    """Do so many exercises, as the thread does them."""
+    thread = PracticeThread(live.learning, live.engine.moe, SPACE)
+    for _ in range(count):
+        wanted = exercise(live.learner)
+        assert wanted is not None
+        rewards = thread.answer(wanted)
+        assert rewards is not None
+        live.call(lambda learning, done=(wanted, rewards): learning.practised(*done))
+
+
+def shown(live: Service) -> PracticeView:
+    found = live.state().practice
+    assert found is not None
+    return found
+
+
+def card(state: Path, out: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["card", "--learned", str(state), "--out", str(out)])
+    error = "" if done.exception is None or isinstance(done.exception, SystemExit) else str(done.exception)
+    return done.exit_code, " ".join((done.output + error).split())
+
+
+def test_what_practice_found_is_shown_kept_and_written_as_a_card(run: Run, moe: Moe, tmp_path: Path) -> None:
+    state, out = tmp_path / "state", tmp_path / "learned"
+    live = begin(run, state)
+    empty = shown(live)
+    assert [empty.exercises, *(one.rows for one in empty.tasks)] == [0] * (1 + V)
+    assert "practised nothing yet" in card(state, out)[1]
+    label(live, tiny.TASKS)
+    assert [one.logged for one in shown(live).tasks] == [8] * V
+    practise(live, 14)  # the even blend, every expert alone, and what is suggested
+    live.end_slot()
+    now = live.state()
+    found = shown(live)
+    assert found.exercises == 14
+    assert [one.rows for one in found.tasks] == [8] * V
+    own = read_card(moe.path).experts_of(NAMES)
+    assert [one.expert for one in found.tasks] == list(own)  # though nobody said it
+    means, errors, _ = live.learner.practice.experts_alone()  # type: ignore[union-attr]
+    np.testing.assert_allclose([one.rewards for one in found.tasks], means)
+    np.testing.assert_allclose([one.errors for one in found.tasks], 1.96 * errors)
+    tried = {one.why: one for one in found.tried}
+    assert tried.keys() >= {"an expert alone", "what would be served"}
+    assert found.tried[0].slot >= found.tried[-1].slot
+    assert now.why is not None
+    said = (
+        "practice decided, after 14 exercises: .* gained [+-][0-9.]+ ± [0-9.]+ points over the even blend on 64 logged"
+    )
+    assert re.search(said, now.why.sentence), now.why.sentence
+    live.stop()
+
+    again = begin(run, state)
+    kept = shown(again)
+    assert (kept.exercises, kept.tried) == (14, found.tried)
+    assert [(one.rows, one.rewards, one.expert) for one in kept.tasks] == [
+        (one.rows, one.rewards, one.expert) for one in found.tasks
+    ]
+    assert [one.logged for one in kept.tasks] == [0] * V  # the texts are gone
+    label(again, tiny.TASKS[:1], 16)
+    practise(again, 9)
+    newer = shown(again)
+    assert newer.exercises == 23
+    assert [one.rows for one in newer.tasks] == [16] + [8] * (V - 1)  # a task's own rows, once it has some
+    again.stop()
+
+    before = {file.name: file.read_bytes() for file in state.iterdir()}
+    code, said = card(state, out)
+    assert code == 0, said
+    assert all(name in said for name in NAMES)
+    assert {file.name: file.read_bytes() for file in state.iterdir()} == before
+    assert read_card(out).own_experts == dict(zip(NAMES, own, strict=True))
+    assert read_card(out).tasks == read_card(moe.path).tasks
+    assert "is there already" in card(state, out)[1]
+
+    store = Store(state)
+    store.set_meta("practice", '{"exercises": 1, "tasks": [], "tried": []}')
+    store.close()
+    with pytest.raises(StateError, match="is damaged"):
+        begin(run, state)
+    assert "is damaged" in card(state, tmp_path / "other")[1]
+    assert not (tmp_path / "other").exists()
+
+
+def test_no_card_is_written_while_a_task_has_too_few_rows(run: Run, tmp_path: Path) -> None:
+    live = begin(run, tmp_path / "state")
+    label(live, tiny.TASKS[1:])
+    practise(live, 9)
+    live.end_slot()
+    code, said = card(tmp_path / "state", tmp_path / "learned")
+    assert code == 1  # the command line makes one sentence and exit code 2 of it
+    assert f"needs 8 practised rows of a task to know its expert ({NAMES[0]} has 0)" in said
+    assert not (tmp_path / "learned").exists()
+
+
+def test_a_learned_card_is_what_the_next_server_starts_by(moe: Moe, tmp_path: Path) -> None:
+    for file in moe.path.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "tanbr.json").unlink()
+    said = read_card(moe.path)
+    found = dict.fromkeys(NAMES, 3)  # tasks may share an expert
+    write_card(tmp_path, replace(said, own_experts=found))
+    assert known_of(open_moe(tmp_path), None).own == (3,) * V
+    write_card(tmp_path, replace(said, own_experts=found | {NAMES[0]: 8}))
+    with pytest.raises(CheckpointError, match="expert 8, counted from 0, but there are 8"):
+        known_of(open_moe(tmp_path), None)
