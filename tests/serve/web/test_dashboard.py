@@ -144,6 +144,49 @@ def test_the_self_check_is_a_table(browser: Browser, width: int) -> None:
     assert not problems
 
 
+@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
+def test_practice_is_a_table_of_experts_and_bars_of_gains(browser: Browser, width: int) -> None:
+    def worth(rows: int, expert: int | None, *rewards: float) -> dict[str, Any]:
+        return {"rows": rows, "logged": 90, "expert": expert, "rewards": rewards, "errors": [0.05] * len(rewards)}
+
+    def tried(why: str, gain: float, *blend: float) -> dict[str, Any]:
+        return {"slot": 7, "blend": [*blend, *[0.0] * 26], "why": why, "rows": 96, "gain": gain, "error": 0.012}
+
+    service, problems = FakeService(), list[str]()
+    names = (*service.info.expert_names, *(f"expert {k}" for k in range(5, 31)))  # thirty of them
+    service.info = replace(service.info, expert_names=names)
+    tasks = [worth(48, 0, 0.91, *[0.3] * 29), worth(12, 3, *[0.2] * 3, 0.7, *[0.1] * 26), worth(0, None)]
+    last = [tried("what would be served", 0.031, 0.5, 0.5, 0, 0), tried("an expert alone", -0.2, 0, 0, 0, 1)]
+    more = {"practice": {"exercises": 37, "tasks": tasks, "tried": last}}
+    more |= {"gain": {"sentence": "learning is worth +1.8 ± 0.6 points since slot 120"}}
+    with live(service) as url:
+        page = opened(browser, url, width=width, scheme="light", problems=problems, more=more)
+        rows = page.locator("#worth tbody tr")
+        expect(rows).to_have_count(3)
+        expect(rows.nth(0).locator("td.own")).to_have_text("0.91 ± 0.05")
+        expect(rows.nth(1).locator("td").nth(5)).to_have_class("own")
+        expect(rows.nth(2).locator("td").nth(2)).to_have_text("–")  # nothing is known of this task yet
+        rows.nth(0).locator("td").last.scroll_into_view_if_needed()  # the thirtieth expert
+        expect(rows.nth(0).locator("td").first).to_be_in_viewport()  # beside the task's name
+        gains = page.locator("#tried tbody tr")
+        expect(gains.nth(0)).to_contain_text("+3.1 ± 1.2")
+        expect(gains.nth(1)).to_contain_text("an expert alone100% expert 4")
+        won, lost = (gains.nth(row).locator("td:last-child rect").first.bounding_box() for row in (0, 1))
+        assert won is not None
+        assert lost is not None
+        assert lost["width"] > 5 * won["width"]
+        assert lost["x"] + lost["width"] == pytest.approx(won["x"], abs=0.5)  # both begin at zero
+        expect(page.locator("#gain")).to_have_text("Learning is worth +1.8 ± 0.6 points since slot 120.")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.close()
+        page = opened(browser, url, width=width, scheme="dark", problems=problems)
+        expect(page.locator("#status")).to_have_text("live")
+        for view in ("#worth", "#tried", "#gain"):  # nothing is practised, nothing held back
+            expect(page.locator(view)).to_be_hidden()
+        page.close()
+    assert not problems
+
+
 def test_there_are_no_buttons_where_administration_is_off(browser: Browser) -> None:
     service, problems = FakeService(), list[str]()
     service.pinned = True

@@ -43,11 +43,14 @@ def test_what_the_service_does_is_counted_and_logged() -> None:
     metrics.slot(SlotRecord(3, 2, mix, blend, reward, np.array([4.0, 0.0])))
     metrics.alarm("the mix\n drifts")
     metrics.feedback("refused", 2)
+    metrics.practised(96, 0.5)
     text = metrics.text().decode()
     assert "tanbr_batch_size_count 1.0" in text
     assert "tanbr_slot_reward_sum 0.5" in text
     assert "tanbr_alarms_total 1.0" in text
     assert 'tanbr_feedback_total{outcome="refused"} 2.0' in text
+    for name, count in (("exercises", 1.0), ("rows", 96.0), ("seconds", 0.5)):
+        assert f"tanbr_practice_{name}_total {count}" in text
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["event"] for line in lines] == ["merged", "slot", "alarm"]
     assert (lines[1]["reward"], lines[1]["blend"]) == (0.5, [1.0, 0.0])

@@ -1,7 +1,7 @@
 // The page: asks the server every two seconds, and draws what changed.
 
 import { act, get, hasAdminToken, keepToken } from "./api.js";
-import { areas, bar, colourOf, html, lines, number, percent, size, tags, tree } from "./charts.js";
+import { areas, around, bar, colourOf, html, lines, number, percent, size, tags, tree } from "./charts.js";
 
 const EVERY = 2000;
 const SHOWN = 300; // slots
@@ -64,6 +64,9 @@ function showState(state) {
   showMemory(model);
   showWhy(state);
   showCheck(state.check);
+  showPractice(state);
+  $("gain").hidden = !state.gain;
+  if (state.gain) say("gain", sentence(state.gain.sentence));
   $("unpin").hidden = !state.administration || !state.pinned;
   $("end-slot").hidden = !state.administration;
   say("steering", state.administration ? "" : "administration is off: start the server with TANBR_ADMIN_TOKEN set to roll back or pin here");
@@ -90,8 +93,7 @@ function showMemory({ loaded_bytes, spare_bytes, full_bytes, saves_from }) {
 function showWhy({ phase, why, blend, model, models }) {
   say("phase", phase);
   showPanel(models, model.expert_names);
-  const sentence = why ? why.sentence.charAt(0).toUpperCase() + why.sentence.slice(1) : PHASES[phase] ?? "";
-  say("why-sentence", sentence.replace(/[^.!?]$/, "$&."));
+  say("why-sentence", sentence(why ? why.sentence : PHASES[phase] ?? ""));
   const most = largest(blend, model.expert_names).map(([name, share]) => [name, percent(share)]);
   $("why-blend").replaceChildren(models.length > 1 ? "" : tags(most));
 }
@@ -113,6 +115,33 @@ function showCheck(check) {
   say("check-more", `on ${check.rows} rows of the history, before the first request`);
   $("check").querySelector("tbody").replaceChildren(row("experts alone, told the task", check.alone_bytes, alone), ...rows);
   say("advice", check.advice);
+}
+
+// What blends have earned on logged requests: every expert alone, by task, then what was tried last.
+function showPractice({ practice, tasks, model }) {
+  $("worth").hidden = !practice?.tasks.some((one) => one.rows);
+  $("tried").hidden = !practice?.tried.length;
+  if (!practice) return;
+  const names = model.expert_names;
+  const cell = ({ rewards, errors, expert }, k) => {
+    if (!rewards.length) return html("td", { class: "soft" }, "–");
+    const made = html("td", expert === k ? { class: "own" } : {}, number(rewards[k], 2), html("small", {}, ` ± ${number(errors[k], 2)}`));
+    made.style.setProperty("--worth", percent(rewards[k]));
+    return made;
+  };
+  say("worth-more", `reward of each expert alone on logged requests, with its 95% interval; the task's own expert, as found, is framed; ${practice.exercises} exercises`);
+  $("worth").querySelector("thead").replaceChildren(html("tr", {}, ...["task", "rows", ...names].map((name) => html("th", {}, name))));
+  $("worth").querySelector("tbody").replaceChildren(...practice.tasks.map((one, v) => html("tr", {}, html("td", {}, tasks[v]),
+    html("td", { title: `${one.logged} in the log` }, one.rows), ...names.map((_, k) => cell(one, k)))));
+  const points = (value) => number(100 * value, 1);
+  const most = Math.max(...practice.tried.map(({ gain, error }) => Math.abs(gain) + error));
+  say("tried-more", "points of reward over the even blend on the same requests, with 95% intervals");
+  $("tried").querySelector("tbody").replaceChildren(...practice.tried.map((one) => {
+    const gain = `${one.gain < 0 ? "−" : "+"}${points(Math.abs(one.gain))} ± ${points(one.error)}`;
+    const mostly = largest(one.blend, names).slice(0, 2).map(([name, share]) => `${percent(share)} ${name}`);
+    return html("tr", {}, html("td", { class: "words" }, one.why, html("small", {}, mostly.join(", "))), html("td", {}, bar(inOrder(one.blend, names), shares(one.blend, names))),
+      html("td", {}, one.rows), html("td", {}, one.slot), html("td", {}, gain), html("td", {}, around(one.gain, one.error, most, gain)));
+  }));
 }
 
 function showPanel(models, names) {
@@ -229,6 +258,7 @@ function ago(time) {
   return seconds < 129600 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
 }
 
+const sentence = (text) => (text.charAt(0).toUpperCase() + text.slice(1)).replace(/[^.!?]$/, "$&.");
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 $("sign-in").onsubmit = (event) => {

@@ -50,6 +50,16 @@ export function bar(shares, label) {
   return drawn;
 }
 
+// One thin bar from zero in the middle to a value, and its interval; the scale ends at `most` on both sides.
+export function around(value, error, most, label) {
+  const at = (point) => 50 + (50 * point) / (most || 1);
+  const box = (from, to, attributes) => svg("rect", { x: Math.min(at(from), at(to)), width: Math.abs(at(to) - at(from)), ...attributes });
+  const drawn = svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": label });
+  drawn.append(box(0, value, { height: 10, class: value < 0 ? "loss" : "win" }), box(value - error, value + error, { y: 4, height: 2, class: "interval" }),
+    svg("rect", { x: 49.75, width: 0.5, height: 10, class: "interval" }));
+  return drawn;
+}
+
 // Shares that sum to 1 at each x, one on top of another; in steps when nothing lies between two x. series: [{name, values}].
 export function areas(figure, { x, series, label, steps = false }) {
   if (x.length === 1) [x, series] = [[x[0], x[0]], series.map(({ name, values: [only] }) => ({ name, values: [only, only] }))]; // as wide as many
