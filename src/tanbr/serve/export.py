@@ -93,7 +93,7 @@ def learned_card(state: Path) -> tuple[Card, MadeFor, dict[str, WorthView]]:
     few = [f"{name} has {of.rows}" for name, of in worth.items() if of.rows < FEW or of.expert is None]
     if few:
         raise StateError(
-            f"{state} needs {FEW} practised rows of a task to know its expert ({', '.join(few)}); serve on"
+            f"{state} needs {FEW} practised rows of a task to know its expert ({', '.join(few)}); send labels"
         )
     own = {name: of.expert for name, of in worth.items() if of.expert is not None}
     return replace(one.card, own_experts=own), made, worth

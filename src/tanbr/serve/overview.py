@@ -81,15 +81,20 @@ def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callab
 
 
 def _by_practice(blends: FloatArray, found: PracticeView) -> str:
-    """Say what the blends (G, K) that practice led to have gained there, or those that are nearest to them."""
-    tried = np.array([one.blend for one in found.tried])
-    away = [np.abs(tried - blend).sum(axis=1) for blend in blends]
-    gains = [
-        f"{'this blend' if far.min() < 0.01 else 'the nearest blend tried'} ({one.why}) gained {100 * one.gain:+.1f} "
-        f"± {100 * one.error:.1f} points over the even blend on {one.rows} logged requests"
-        for far, one in ((far, found.tried[int(far.argmin())]) for far in away)
-    ]
-    return f"practice decided, after {found.exercises} exercises: {'; '.join(gains)}"
+    """Say what the blend that practice led to (1, K) has gained there, or the nearest; of a panel, that it was tried.
+
+    A panel's models are tried on some requests of all tasks, which they would not be sent.
+    """
+    tried, decided = (
+        np.array([one.blend for one in found.tried]),
+        f"practice decided, after {found.exercises} exercises",
+    )
+    if len(blends) > 1:
+        return f"{decided} on logged requests: these {len(blends)} models together may earn most for the mix"
+    away = np.abs(tried - blends[0]).sum(axis=1)
+    one, what = found.tried[int(away.argmin())], "this blend" if away.min() < 0.01 else "the nearest blend tried"
+    gain = f"{100 * one.gain:+.1f} ± {100 * one.error:.1f} points"
+    return f"{decided}: {what} ({one.why}) gained {gain} over the even blend on {one.rows} logged requests"
 
 
 def practice_view(learner: Learner, kept: PracticeView | None) -> PracticeView | None:
