@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Unpack
 
+import torch
+
 from tanbr.merge import Moe
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends.backend import Wanted
@@ -13,7 +15,7 @@ from tanbr.serve.backends.torch_eager import TorchEager
 
 log = logging.getLogger("tanbr.serve")
 
-ROUNDS = 5  # of the trial; the best of each backend counts, as what runs beside can only delay it
+ROUNDS = 5  # of the trial; the best of each backend counts
 GAIN = 1.05  # how much faster than torch ONNX Runtime has to be
 
 
@@ -39,13 +41,20 @@ class Fastest:
 
 
 def trial(backends: Sequence[TorchEager], probes: Sequence[Inputs]) -> list[float]:
-    """Measure the seconds that each takes for the same texts, in turn; the first round is not counted."""
-    best = [float("inf")] * len(backends)
-    for round_ in range(ROUNDS + 1):
-        for number, backend in enumerate(backends):
-            started = time.perf_counter()
-            for inputs in probes:
-                backend.classify(inputs)
-            if round_:
-                best[number] = min(best[number], time.perf_counter() - started)
+    """Measure the processor's seconds that each takes for the same texts, in turn; the first round is not counted.
+
+    Each has one thread, this one, as workers have while all are busy; so what else runs does not decide.
+    """
+    best, threads = [float("inf")] * len(backends), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for round_ in range(ROUNDS + 1):
+            for number, backend in enumerate(backends):
+                started = time.thread_time()
+                for inputs in probes:
+                    backend.classify(inputs)
+                if round_:
+                    best[number] = min(best[number], time.thread_time() - started)
+    finally:
+        torch.set_num_threads(threads)
     return best
