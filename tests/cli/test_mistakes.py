@@ -34,7 +34,6 @@ MISTAKES = {
     f"serve --ray {NO_ENGINE}": "--ray and --engine do not go together",
     "serve --port 0 --engine vllm": "--engine vllm needs --engine-url",
     "serve --port 0 --engine-url http://127.0.0.1:9": "--engine-url needs --engine",
-    f"serve --port 0 --models 2 {NO_ENGINE}": "an engine holds one model; leave --models",
     f"serve --port 0 --backend int8 {NO_ENGINE}": "leave --backend out",
     f"serve --port 0 {NO_ENGINE}": "vllm runs causal language models",
     "send a-text": "cannot reach http://127.0.0.1:9",

@@ -4,6 +4,7 @@ The forward pass is the server's (`serve.backends`).
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -104,7 +105,7 @@ class DenseModel:
         for start in range(0, len(order), BATCH):
             chunk = order[start : start + BATCH]
             inputs = self._encoded([texts[i] for i in chunk])
-            with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._bf16):
+            with torch.autocast(self.model.device.type, torch.bfloat16) if self._bf16 else nullcontext():
                 given = self._written(inputs) if self.writes else self._backend.classify(inputs)[:, self._order]
             found |= zip(chunk, given, strict=True)
         return [found[i] for i in range(len(texts))]

@@ -64,14 +64,14 @@ class Job:
         several = versions if len(set(versions)) > 1 else ()
         if isinstance(answers[0], np.ndarray):
             logits = np.asarray(answers)
-            tokens = tuple(len(row) for row in self.columns["input_ids"])
+            tokens = tuple(len(row) for row in self.columns.get("input_ids", ()))
             answer: Answered | Generated = Answered(tuple(ids), logits, versions[0], self.cut, several, tokens)
         else:
             written, texts = zip(*answers, strict=True)
             answer = Generated(
                 request_ids=tuple(ids),
                 texts=texts,
-                prompt_tokens=tuple(len(row) for row in self.columns["input_ids"]),
+                prompt_tokens=tuple(len(row) for row in self.columns.get("input_ids", ())),
                 completion_tokens=tuple(len(one.tokens) for one in written),
                 finish_reasons=tuple("stop" if one.stopped else "length" for one in written),
                 merge_version=versions[0],
@@ -80,7 +80,7 @@ class Job:
             )
         if self.span is not None:
             count = sum(answer.completion_tokens) if isinstance(answer, Generated) else None
-            tracing.counted(self.span, ids[0], sum(map(len, self.columns["input_ids"])), count)
+            tracing.counted(self.span, ids[0], sum(map(len, self.columns.get("input_ids", ()))), count)
         if self._may_end():
             self.future.set_result(answer)
 
