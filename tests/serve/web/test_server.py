@@ -38,7 +38,7 @@ def test_a_stop_leaves_the_service_what_is_left_of_its_time() -> None:
 
 
 def test_what_a_stop_breaks_off_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
-    service = FakeService("text-to-text")
+    service = FakeService("text")
     body = {"model": "fake", "prompt": "go on and on"}
     with ThreadPoolExecutor() as pool, httpx2.Client(timeout=60) as http:
         with live(service, stop_seconds=2, answer_seconds=60) as url:
