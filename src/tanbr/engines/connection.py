@@ -74,7 +74,7 @@ class Connection:
         self._end = weakref.finalize(self, _close, self._loop, self._http, thread)
 
     def close(self) -> None:
-        """End the thread; whoever waits for it gets an error."""
+        """End the thread; those who wait for it get an error."""
         self._end()
 
     def start(self, work: "Coroutine[Any, Any, Result]") -> "Future[Result]":

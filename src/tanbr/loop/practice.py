@@ -5,7 +5,7 @@ reward; often it has one without a label, too (`known_rewards`). The learner kee
 whose outcome is known, and tries on them: every expert alone, which says what expert each task needs; each task's two
 best experts, half each; then what the router suggests. All of them are compared with the even blend on the same rows,
 so that the noise of hard rows cancels, and the router hears rewards with the error of such pairs. Nothing here answers:
-whoever runs it (a thread of the server, a simulation) asks for an `Exercise`, answers its rows and brings the rewards.
+what runs it (a thread of the server, a simulation) asks for an `Exercise`, answers its rows and brings the rewards.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@
                                        ▲                                                  │
                                        └──────────── rewards ◄──── the world answers ◄────┘
 
-A learner is one value. `observe` and `turn` take it and return the next one; whoever keeps the old one has undone them.
+A learner is one value. `observe` and `turn` take it and return the next one; to keep the old one is to undo them.
 Router and monitor are forked before they are touched, which costs next to nothing. The *world* answers a few questions:
 what was earned, what answers now, can these blends be served; and it writes down and commits what was decided. A served
 slot, a simulated one and a step of tuning differ in their world alone.

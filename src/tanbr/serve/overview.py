@@ -36,7 +36,7 @@ HALF = 1.96  # standard errors in half of a 95% interval
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What the learner is at: replaced as a whole, so that whoever looks sees values that belong together."""
+    """What the learner is at: replaced as a whole, so that a reader sees values that belong together."""
 
     learner: Learner
     kept: PracticeView | None = None  # what practice had found before this start

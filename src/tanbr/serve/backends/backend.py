@@ -69,7 +69,7 @@ class Backend(ABC):
 
     @property
     def size(self) -> Size:
-        """What the model takes, for whoever looks; no decision depends on it."""
+        """What the model takes, for people; no decision depends on it."""
         return Size(0, 0, 0)
 
     @abstractmethod

@@ -223,7 +223,7 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
             prompt = await settled(rendering, receive=request.receive, seconds=config.answer_seconds)
         except InputError as error:
             raise Refusal(400, shortened(str(error)), param="messages") from None
-        except CheckpointError as error:  # whoever runs the server chose the checkpoint
+        except CheckpointError as error:  # the operator chose the checkpoint
             raise Refusal(500, str(error)) from None
         if len(prompt) > config.longest:
             says = f"messages must make a prompt of at most {config.longest} characters"
