@@ -16,7 +16,7 @@ import pytest
 
 from cli.running import tanbr
 from engines.asking import BLENDS, answers, serving, transformers_answers
-from engines.front import Front, after_a_kill, front, swaps, texts, texts_of
+from engines.front import Front, after_a_kill, front, greedy, swaps, texts, texts_of
 from engines.real_engine import PYTHON, RealVllm
 from engines.record import FILE, record
 from engines.tiny_adapters import blended_by_peft, write_adapters
@@ -135,7 +135,7 @@ def test_a_rollback_answers_as_the_version_before(server: Front, case: Case) -> 
     blend = server.ask("/v1/state").json()["blend"]
     assert blend == [0.0, 1.0, 0.0, 0.0]
     with server.client() as client:
-        answer = client.completions.create(model="tanbr", prompt=PROMPTS, max_tokens=LIMIT, temperature=0)
+        answer = client.completions.create(prompt=PROMPTS, **greedy(case.moe, limit=LIMIT))
     assert texts(answer) == case.expected(blend)
 
 
@@ -144,7 +144,7 @@ def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_
 ) -> None:
     blend = [0.0, 0.0, 0.5, 0.5]
     started = {DEVELOPS: "0"} if case.adapters else {}  # adapters do without development routes
-    assert after_a_kill(server, case.engine, blend, PROMPTS, limit=LIMIT, **started) == case.expected(blend)
+    assert after_a_kill(server, case.engine, case.moe, blend, PROMPTS, limit=LIMIT, **started) == case.expected(blend)
 
 
 @pytest.mark.parametrize("case", [WHOLE], indirect=True)
