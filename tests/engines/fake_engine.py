@@ -289,7 +289,9 @@ class FakeVllm(FakeEngine):
 
         async def events() -> AsyncIterator[bytes]:
             for index, prompt in rows:
-                async for token, chance, end in self.write(prompt, body.get("max_tokens", 16), [1], adapter):
+                async for token, chance, end in self.write(
+                    prompt, body.get("max_tokens", 16), body.get("stop_token_ids", [1]), adapter
+                ):
                     choice = self._choice(index, [token], [chance], end, body, chat=chat, piece=True)
                     yield b"data: " + json.dumps(head | {"choices": [choice]}).encode() + b"\n\n"
             if (body.get("stream_options") or {}).get("include_usage"):
@@ -301,7 +303,10 @@ class FakeVllm(FakeEngine):
 
     async def _whole(self, index: int, prompt: list[int], body: Any, adapter: str, *, chat: bool) -> Any:
         """One choice; None where a number that it must write is NaN."""
-        rows = [row async for row in self.write(prompt, body.get("max_tokens", 16), [1], adapter)]
+        rows = [
+            row
+            async for row in self.write(prompt, body.get("max_tokens", 16), body.get("stop_token_ids", [1]), adapter)
+        ]
         if body.get("logprobs") is not None and any(chance != chance for _, chance, _ in rows):
             return None
         return self._choice(index, [row[0] for row in rows], [row[1] for row in rows], rows[-1][2], body, chat=chat)

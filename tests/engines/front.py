@@ -79,6 +79,7 @@ def ready(server: Front) -> None:
 def after_a_kill(
     server: Front,
     engine: Any,
+    moe: Moe,
     blend: Sequence[float],
     prompts: Sequence[str],
     *,
@@ -89,7 +90,7 @@ def after_a_kill(
     """Kill the engine under a server: a 503, and the version before when it is back; its answers."""
     pinned = server.ask("/v1/admin/pin", {"blend": list(blend)}).json()
     with server.client() as client:
-        how: dict[str, Any] = {"model": "tanbr", "prompt": list(prompts), "max_tokens": limit, "temperature": 0}
+        how = greedy(moe, limit=limit) | {"prompt": list(prompts)}
         engine.kill()
         for stream in (False, True):
             with pytest.raises(openai.InternalServerError) as refused:
@@ -103,6 +104,12 @@ def after_a_kill(
         answer: Any = client.completions.create(**how)
     assert answer.merge_version == pinned["merge_version"]
     return texts(answer)
+
+
+def greedy(moe: Moe, *, limit: int) -> dict[str, Any]:
+    """Ask for what transformers writes: an engine also ends at its tokenizer's own last token, unless it is told."""
+    ends = {"ignore_eos": True, "stop_token_ids": [moe.plan.config().eos_token_id]}
+    return {"model": "tanbr", "max_tokens": limit, "temperature": 0, "extra_body": ends}
 
 
 def texts(answer: Any) -> list[str]:
@@ -134,7 +141,7 @@ def swaps(
     blends = [[1.0, 0, 0, 0], [0, 0, 0.5, 0.5], [0.25] * 4, [0, 1.0, 0, 0], [0.4, 0.3, 0.2, 0.1]]
     whole, loads, pauses, equal, asked = [], [], [], 0, 0
     with server.client() as client:
-        how: dict[str, Any] = {"model": "tanbr", "max_tokens": limit, "temperature": 0}
+        how = greedy(moe, limit=limit)
         for number in range(count):
             blend = blends[number % len(blends)]
             started = time.perf_counter()

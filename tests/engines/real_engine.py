@@ -34,7 +34,7 @@ class RealVllm:
 
     def start(self, **settings: str) -> None:
         """Start it and wait until it answers."""
-        changes = SETTINGS | self._settings | settings
+        changes = SETTINGS | {"TMPDIR": str(self.log.parent)} | self._settings | settings  # for what a kill leaves
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -86,7 +86,9 @@ def test_an_engine_that_dies_is_a_503_with_retry_after_and_comes_back_with_the_o
             assert server.ask("/v1/admin/pin", {"blend": [1.0, 0, 0, 0]}).status_code == 503
 
         blend = [0.0, 1.0, 0.0, 0.0]
-        assert after_a_kill(server, vllm, blend, PROMPTS, limit=LIMIT, meanwhile=meanwhile) == case.expected(blend)
+        assert after_a_kill(server, vllm, mixtral, blend, PROMPTS, limit=LIMIT, meanwhile=meanwhile) == case.expected(
+            blend
+        )
 
 
 # --- panels and pass-through ------------------------------------------------------------------------------------------
