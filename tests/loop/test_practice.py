@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tanbr.errors import InputError
-from tanbr.loop.practice import ALONE, FEW, LOG, Exercise, Logged, Practice, decides, known_rewards
+from tanbr.loop.practice import ALONE, FEW, LOG, READY, Exercise, Logged, Practice, decides, known_rewards
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.tasks.metrics import LabelSpace
@@ -49,7 +49,19 @@ def test_what_another_answer_would_have_earned(
     task: int, reward: float, answer: float, label: float | None, other: str, earned: float
 ) -> None:
     one = row(1, task, reward=reward, answer=answer, label=label)
-    assert known_rewards(SPACE, [one], [logits(other)], by_posterior=False)[0] == pytest.approx(earned)
+    rewards, chances = known_rewards(SPACE, [one], [logits(other)], by_posterior=False)
+    assert rewards[0] == pytest.approx(earned)
+    if other in SPACE.tasks[task].labels:
+        assert chances[0] == pytest.approx(earned, abs=0.001)  # the answer is sure, so what may be is what is
+
+
+def test_a_head_that_is_not_sure_may_be_right() -> None:
+    one, unsure = row(1, 1, label=2.0), np.log([0.9, 0.9, 0.2, 0.5, 0.3, 1.0])  # other tasks' columns do not count
+    rewards, chances = known_rewards(SPACE, [one], [unsure], by_posterior=False)
+    assert (rewards[0], chances[0]) == (0.0, pytest.approx(0.3))
+    graded = replace(row(2, 2, label=4.0), posterior=np.eye(3)[2])
+    found = known_rewards(SPACE, [graded], [np.full(6, 3.0)], by_posterior=False)[:, 0]
+    assert found[0] == found[1] > 0
 
 
 def test_only_requests_that_decide_are_logged() -> None:
@@ -66,7 +78,7 @@ def test_the_log_never_outgrows_its_bound(tasks: list[int]) -> None:
         practice = practice.logged([row(start + i, task) for i, task in enumerate(tasks[start : start + 64])])
     held = np.bincount(practice.of, minlength=V)
     np.testing.assert_array_equal(held, np.minimum(np.bincount(tasks, minlength=V), LOG))
-    assert practice.table.size == len(practice.rows) * (K + 1)
+    assert practice.table.size == len(practice.rows) * (K + 2)
 
 
 def map_of(blend: FloatArray) -> FloatArray:
@@ -77,7 +89,11 @@ def map_of(blend: FloatArray) -> FloatArray:
 
 def practised(router: Tanbr, *, slots: int, card: tuple[int, ...] = ()) -> Practice:
     """Play slots of all tasks alike, each followed by some exercises, on rows that are as hard for every blend."""
-    rng, practice, number = np.random.default_rng(0), Practice(K, V, card=card), 0
+    rng, practice, number = (
+        np.random.default_rng(0),
+        Practice(K, V, believed=np.eye(K)[list(card)] if card else None),
+        0,
+    )
     hard: dict[bytes, float] = {}
 
     def earned(blend: FloatArray, rows: tuple[Logged, ...]) -> FloatArray:
@@ -97,7 +113,8 @@ def practised(router: Tanbr, *, slots: int, card: tuple[int, ...] = ()) -> Pract
         for _ in range(4):
             wanted = practice.next(router, even)
             assert wanted is not None
-            practice = practice.learned(wanted, earned(wanted.blend, wanted.rows), router=router, slot=slot)
+            found = np.tile(earned(wanted.blend, wanted.rows), (2, 1))
+            practice = practice.learned(wanted, found, router=router, slot=slot)
     return practice
 
 
@@ -121,12 +138,30 @@ def test_nothing_is_tried_on_users_once_there_is_practice() -> None:
     router = Tanbr(K, V, config=RouterConfig().of_requests(()))
     before = router.ask(np.full(V, 1 / V))
     router.tell(before, np.full(V, 0.5), np.full(V, 8.0))
-    practised(router, slots=3)
+    practised(router, slots=READY // 4)
     decision = router.ask(np.full(V, 1 / V))
     assert decision.why.uncertainty == 0.0  # no optimism
     router.tell(decision, np.zeros(V), np.full(V, 64.0))  # what is served teaches nothing by itself
     again = router.ask(np.full(V, 1 / V))
     np.testing.assert_array_equal(again.blends, decision.blends)
+
+
+def test_what_is_served_teaches_until_enough_was_practised() -> None:
+    router = Tanbr(K, V, config=RouterConfig().of_requests(()))
+    practice = practised(router, slots=READY // 4 - 1)
+    assert not router.has_practised  # a server without time to practise goes on as if there were none
+    decision = router.ask(np.full(V, 1 / V))
+    router.tell(decision, np.full(V, 0.5), np.full(V, 8.0))
+    assert router.earned is not None
+    assert len(router.earned[0]) > 0
+    told = len(practice.untold)
+    for _ in range(4):
+        wanted = practice.next(router, np.full(V, 1 / V))
+        assert wanted is not None
+        practice = practice.learned(wanted, np.ones((2, len(wanted.rows))), router=router, slot=9)
+    assert router.has_practised
+    assert told > 0
+    assert practice.untold == ()
 
 
 def test_first_the_even_blend_then_experts_alone_then_pairs_then_what_is_suggested() -> None:
@@ -139,7 +174,7 @@ def test_first_the_even_blend_then_experts_alone_then_pairs_then_what_is_suggest
         wanted = practice.next(router, np.full(V, 1 / V))
         assert wanted is not None
         seen.append(wanted.why)
-        practice = practice.learned(wanted, np.ones(len(wanted.rows)), router=router, slot=0)
+        practice = practice.learned(wanted, np.ones((2, len(wanted.rows))), router=router, slot=0)
     order = list(dict.fromkeys(why.split()[0] for why in seen))
     assert order[:3] == ["the", "an", "a"]  # the even blend, an expert alone, a task's two best
     assert seen.count("an expert alone") >= K
@@ -149,7 +184,7 @@ def test_rows_that_have_left_the_log_are_passed_over() -> None:
     router = Tanbr(K, V, config=RouterConfig().of_requests(()))
     practice = Practice(K, V).logged([row(1, 0), row(2, 1)])
     gone = Exercise(np.eye(K)[0], (row(7, 0), row(8, 1)), "expert 0 alone", 0)
-    after = practice.learned(gone, np.ones(2), router=router, slot=0)
+    after = practice.learned(gone, np.ones((2, 2)), router=router, slot=0)
     assert after.done == 1
     assert np.isnan(after.table).all()
 
@@ -182,5 +217,5 @@ def test_gains_that_are_no_gains_are_refused(gain: list[float], errors: list[flo
 
 
 def test_own_experts_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(InputError, match="own must name one of 4 experts"):
-        Tanbr(K, V).assign([0, 1, 2, 9])
+    with pytest.raises(InputError, match="own must hold 4 chances"):
+        Tanbr(K, V).assign(np.full((V, K), 0.3))

@@ -13,7 +13,7 @@ from tanbr.router.gp import CENTRE, MEAN_VARIANCE, WIDTH, Evidence, Prior, corre
 
 K, V = 4, 3
 PRIOR = Prior(tasks=V, noise=0.05**2, variance=0.08, variances=(0.08, 0.15), lift=0.4)
-TAUGHT = replace(PRIOR, own_experts=(1, 3, 0))
+TAUGHT = replace(PRIOR, own=np.eye(4)[[1, 3, 0]])
 AROUND = replace(PRIOR, even=True)
 
 

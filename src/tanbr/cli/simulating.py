@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 NAMES = (
-    "tanbr, paper, nucb, vector-gp, random, proportional, average, fisher, regmean, best-fixed, best-per-slot, "
-    "task-merging, tags, untagged"
+    "tanbr, paper, nucb, vector-gp, probing, random, proportional, average, base, similar, fisher, regmean, "
+    "best-fixed, best-per-slot, task-merging, tags, untagged"
 )
 DEFAULT_METHODS = "tanbr,average,best-fixed,random,best-per-slot"
 GRAM_ROWS = 64  # per task, as for the figures in docs/merging.md
@@ -144,6 +144,7 @@ def simulate(
     period: Period = 40,
     slots: Slots = 200,
     requests: Requests = 64,
+    newcomer: Annotated[str | None, Option(help="A task that comes after the first period only, then often.")] = None,
     pool: Annotated[int, Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
     seeds: Annotated[str, Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
     models: Annotated[str, Option(help="Sizes G of panels to try, separated by commas.")] = "1",
@@ -184,8 +185,8 @@ def simulate(
     folder = checkpoint or embedded.path()
     study = Study(
         checkpoint=folder, **over, data=data, traffic=traffic, alpha=alpha, period=period, slots=slots,
-        requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers, rewards=rewards,
-        card=card, practice=practice, disjoint=disjoint, precision=precision, device=device,
+        newcomer=newcomer, requests=requests, pool=pool, rehearse=rehearse, config=config, answers=answers,
+        rewards=rewards, card=card, practice=practice, disjoint=disjoint, precision=precision, device=device,
         survey=survey or (None if over.get("experts") else folder / "survey.json"),
     )  # fmt: skip
     asked = registry.methods((methods or DEFAULT_METHODS).split(","), models=counts, merging=method or study.merging)

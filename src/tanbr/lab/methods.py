@@ -27,18 +27,19 @@ from tanbr.errors import ConfigError, DataError
 from tanbr.lab.answers import Answers
 from tanbr.lab.compare import Oracle
 from tanbr.lab.corpus import Corpus
-from tanbr.lab.rivals import LEARNING, ROUTERS, BestKnown, FixedBlend, build, did_you_mean
+from tanbr.lab.rivals import LEARNING, ROUTERS, BestKnown, FixedBlend, Proportional, build, did_you_mean
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import Probes, probes_of
 from tanbr.lab.rivals.regmean import regmean
 from tanbr.lab.settings import Config
 from tanbr.lab.survey import survey_path
-from tanbr.lab.train.checkpoints import own_experts
+from tanbr.lab.train.checkpoints import card_of, own_experts
 from tanbr.lab.world import Answering, Contestant, Credit, Respond, StreamWorld
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
+from tanbr.monitor import Monitor
 from tanbr.router.config import RouterConfig
 from tanbr.router.own import OwnRouter
 from tanbr.serve.dense import DenseModel, Precision
@@ -50,6 +51,7 @@ AVERAGE = "average"
 DENSE = "dense:"  # before the folder of a dense checkpoint
 PRACTICE = 320  # a tenth of a core's time in slots of 20 seconds, at the 160 texts a second of a MiniLM on one core
 Card: TypeAlias = Literal["true", "none", "swapped"]
+SIMILAR = 200  # past texts of a task that are compared with others'
 STATISTICS = 64  # held rows per task behind the statistics of fisher and regmean
 KNOWLEDGE = (
     "probes",
@@ -192,6 +194,30 @@ def _proportional(bench: Bench, _: int) -> Router:
     return build("proportional", *bench.sizes, config=bench.router_config)
 
 
+def _base(bench: Bench, _: int) -> Router:
+    K, V = bench.sizes
+    if not bench.moe.source.with_base:
+        raise ConfigError("base needs experts over a base that may take weight (base = true in the list of experts)")
+    return FixedBlend(K, V, blend=np.eye(K)[K - 1])
+
+
+def _similar(bench: Bench, _: int) -> Router:
+    (K, V), names = bench.sizes, [task.name for task in bench.corpus.tasks]
+    of = {name: place for place, name in enumerate(card_of(bench.moe).expert_tasks) if name in names}
+    if not of:
+        raise ConfigError(f"similar needs the tasks of experts, and {bench.moe.path} does not name them")
+    monitor = Monitor(list(of), config=bench.config.monitor)
+    for name in of:
+        texts = [row.text for row in bench.corpus.held[name][:SIMILAR]]
+        monitor.learn(texts, [name] * len(texts))
+    own = np.zeros((V, K))
+    for v, name in enumerate(names):
+        texts = [row.text for row in bench.corpus.held[name][:SIMILAR]]
+        like = monitor.snapshot().recognise(texts).posteriors.mean(axis=0)
+        own[v, list(of.values())] = np.array([one == name for one in of]) if name in of else like
+    return Proportional(K, V, own=own)
+
+
 def _best_known(bench: Bench, *, even: bool = False) -> Router:
     K, V = bench.sizes
     mix = np.full(V, 1 / V) if even else None
@@ -250,6 +276,10 @@ def _two_experts(bench: Bench) -> FloatArray:
 KINDS: dict[str, Kind] = {
     **{name: Kind(_named(name), learns=name in LEARNING) for name in ROUTERS},
     "proportional": Kind(_blending(_proportional), panels=True),  # each expert at the share of its tasks
+    # the base alone, where it is an expert: the last one
+    "base": Kind(_blending(_base)),
+    # by the mix, a task without an expert by how much its past texts are like those of each expert's task
+    "similar": Kind(_blending(_similar)),
     "fisher": Kind(_merged(fisher), blends=False),
     "regmean": Kind(_merged(regmean), blends=False),
     # the best surveyed blend: for all tasks alike, found with labels; and for every slot's true mix

@@ -47,6 +47,7 @@ class Study:
     traffic: str = "dirichlet"
     alpha: float = 0.3
     period: int = 40
+    newcomer: str | None = None  # a task that comes from slot `period` on only, with 30 to 100% of the requests
     slots: int = 200
     requests: int = 64
     pool: int = 1_500  # most rows per task that requests are drawn from
@@ -78,6 +79,9 @@ class Study:
         mixes = traffic.mixes(
             self.traffic, tasks=len(corpus.tasks), slots=self.slots, seed=seed, alpha=self.alpha, period=self.period
         )
+        if self.newcomer is not None:
+            place = [task.name for task in corpus.tasks].index(corpus.space.task(self.newcomer).name)
+            mixes = traffic.with_newcomer(mixes, place, since=self.period, seed=seed)
         return Traffic(pools=corpus.stream, mixes=mixes, requests=self.requests, seed=seed)
 
     def bench(self) -> Bench:
@@ -104,10 +108,9 @@ class Study:
             "data": bench.corpus.name,
             "pool": sum(map(len, bench.corpus.stream.values())),
             **{field: getattr(self, field) for field in ("traffic", "alpha", "period", "slots", "requests", "answers")},
-            **({"rewards": self.rewards} if self.rewards != "labels" else {}),
             **{
                 field: getattr(self, field)
-                for field in ("card", "practice", "disjoint", "precision")
+                for field in ("newcomer", "rewards", "card", "practice", "disjoint", "precision")
                 if getattr(self, field) != getattr(Study, field)
             },
             **({"router": one.kind.source} if one.kind.source else {}),

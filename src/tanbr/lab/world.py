@@ -126,8 +126,8 @@ class StreamWorld:
         while left > 0 and (wanted := exercise(learner)) is not None:
             texts = [one.text for one in wanted.rows]
             answers = self._answer(wanted.blend[None], np.zeros(len(texts), dtype=np.intp), texts)
-            rewards = known_rewards(self.space, wanted.rows, answers, by_posterior=self._answering is not None)
-            learner, left = practised(learner, wanted, rewards), left - len(texts)
+            earned = known_rewards(self.space, wanted.rows, answers, by_posterior=self._answering is not None)
+            learner, left = practised(learner, wanted, earned), left - len(texts)
         return learner
 
     def _send(

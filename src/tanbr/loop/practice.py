@@ -22,12 +22,15 @@ from tanbr.tasks.rows import Row, Task
 from tanbr.types import Blend, FloatArray, TaskMix, Text
 
 LOG = 256  # requests of each task that are kept: their mean is sure to 3 points
+READY = 24  # exercises before the router hears of any: what is served teaches it until then, and goes on where a server
+# has no time to practise
 MOVES = 0.05  # least chance of a new request to take the place of an old one, so that the log follows its users
 ALONE = 48  # of them, how many every expert answers alone: experts that differ by 15 points part at two deviations
 ROWS = 96  # requests of one exercise: about as many as a merge costs, at MiniLM's size
 FEW = 8  # requests of a task below which nothing is said about its experts
-SURE = 2.5  # standard errors by which another expert must be better than the card's: the best of seven that are equal
-# is seldom that much better by chance
+BELIEVED = 0.95  # how likely a card is to be right about a task before anything was tried: most are
+DRAWS = 512  # of the rows, by which it is found how often an expert is a task's best
+MOVED = 0.05  # how much such a share must change before the router hears of it: it costs it as much as a turn
 PAIRS, SPREAD = 4.0, 0.15  # pairs that a first guess at their variance is worth, and that guess
 OPTIMISM = (None, 0.0, 1.0, 2.0)  # what is tried in turn: the baseline, what would be served, and what may be better
 OTHERS = 0.2  # share of an exercise's rows that are of all tasks alike: mixes change
@@ -77,21 +80,24 @@ class Practice:
 
     experts: int
     tasks: int
-    card: tuple[int, ...] = ()  # (V,) the expert of each task, as the experts' makers say; empty if they do not
+    believed: FloatArray | None = None  # (V, K) what is said of tasks and experts: by a card, or by practice of earlier
     rows: tuple[Logged, ...] = ()  # at most LOG of a task
-    table: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # (n, K + 1) of each expert alone, and even
+    table: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # (n, K + 2) the chance of each expert alone to
+    # be right, that of the even blend, and its reward
     seen: tuple[int, ...] = ()  # (V,) requests of each task that the log was offered
     tried: tuple[Tried, ...] = ()
     done: int = 0  # exercises
     suggested: int = 0  # of them, those that the router suggested
     paired: frozenset[tuple[int, int, int]] = frozenset()  # a task and its two best experts, tried half and half
+    own: FloatArray | None = None  # (V, K) how likely each expert is to be a task's own, as the router was told
+    untold: tuple[tuple[Blend, FloatArray, FloatArray], ...] = ()  # blends, gains (V,) and errors (V,), until READY
 
     def logged(self, new: Sequence[Logged]) -> "Practice":
         """Take in requests whose outcome is known: of each task a fair sample, at most LOG, that goes on moving."""
-        rows, table = list(self.rows), list(self.table.reshape(-1, self.experts + 1))
+        rows, table = list(self.rows), list(self.table.reshape(-1, self.experts + 2))
         seen, rng = list(self.seen or (0,) * self.tasks), np.random.default_rng(self.done)
         places = [np.flatnonzero(self.of == task).tolist() for task in range(self.tasks)]
-        blank = np.full(self.experts + 1, np.nan)
+        blank = np.full(self.experts + 2, np.nan)
         for row in new:
             mine = places[row.task]
             seen[row.task] += 1
@@ -102,7 +108,7 @@ class Practice:
             elif rng.random() < max(LOG / seen[row.task], MOVES):
                 place = mine[rng.integers(LOG)]
                 rows[place], table[place] = row, blank
-        return replace(self, rows=tuple(rows), table=np.array(table).reshape(-1, self.experts + 1), seen=tuple(seen))
+        return replace(self, rows=tuple(rows), table=np.array(table).reshape(-1, self.experts + 2), seen=tuple(seen))
 
     def without(self, expert: int) -> "Practice":
         """Forget what an expert answered: it was replaced."""
@@ -116,7 +122,7 @@ class Practice:
         return np.array([row.task for row in self.rows], dtype=np.intp)
 
     def experts_alone(self) -> tuple[FloatArray, FloatArray, NDArray[np.intp]]:
-        """What each task earns at each expert alone: means and standard errors (V, K), NaN where untried, counts (V,).
+        """How likely each expert alone is to be right: mean and standard error (V, K), NaN where untried, counts (V,).
 
         All experts of a task are compared on the same rows.
         """
@@ -124,32 +130,34 @@ class Practice:
         found = [self._alone(task) for task in range(self.tasks)]
         for task, rows in enumerate(found):
             if n := len(rows):
-                mean[task] = rows.mean(axis=0)
-                error[task] = np.sqrt((n * rows.var(axis=0) + PAIRS * SPREAD) / (n + PAIRS) / n)
+                mean[task] = rows[:, :-1].mean(axis=0)
+                error[task] = np.sqrt((n * rows[:, :-1].var(axis=0) + PAIRS * SPREAD) / (n + PAIRS) / n)
         return mean, error, np.array([len(rows) for rows in found])
 
     def _alone(self, task: int) -> FloatArray:
-        """What a task's rows earn at every expert alone (n, K), those that all have answered."""
-        mine = self.table[self.of == task][:, : self.experts]
+        """How likely every expert alone, and the even blend, is to be right (n, K + 1), on rows that all answered."""
+        mine = self.table[self.of == task][:, : self.experts + 1]
         return np.asarray(mine[np.isfinite(mine).all(axis=1)])
 
-    def own_experts(self, before: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The best expert of each task (V,): the one `before` (V,) stays unless another is surely better.
+    def own_experts(self) -> FloatArray:
+        """How likely each expert is to be a task's own (V, K): what is believed, and how often it is the best.
 
-        A task that was hardly seen has what it had before; if that is nothing, the expert that is best for all others.
+        The even blend takes part, too: its share, where no expert alone is better, is that of all alike.
         """
-        means, _, counts = self.experts_alone()
-        enough = counts >= FEW
-        if not enough.any():
-            return before
-        usual = int(means[enough].mean(axis=0).argmax())
-        own = np.where(before < 0, usual, before)
-        for task in np.flatnonzero(enough).tolist():
-            best, old = int(means[task].argmax()), int(before[task])
-            if old >= 0 and best != old:
-                gain = self._alone(task) @ (np.eye(self.experts)[best] - np.eye(self.experts)[old])
-                best = best if gain.mean() > (SURE if old in self.card[task:][:1] else 1.0) * _error(gain) else old
-            own[task] = best
+        K = self.experts
+        own = np.empty((self.tasks, K))
+        for task in range(self.tasks):
+            rows, rng = self._alone(task), np.random.default_rng(task)
+            known: FloatArray = np.full(K + 1, 1.0 / (K + 1))
+            if self.believed is not None:
+                known = np.append(BELIEVED * self.believed[task], 0.0) + (1.0 - BELIEVED) * known
+            best: FloatArray = np.ones(K + 1)
+            if n := len(rows):
+                drawn = rng.dirichlet(np.ones(n), DRAWS) @ rows  # as if other rows had come
+                drawn += rng.normal(0.0, np.sqrt(PAIRS * SPREAD / (n + PAIRS) / n), drawn.shape)
+                best = np.asarray(np.bincount(drawn.argmax(axis=1), minlength=K + 1) + 0.5, dtype=np.float64)
+            likely = known * best / (known @ best)
+            own[task] = likely[:K] + likely[K] / K
         return own
 
     def next(
@@ -159,7 +167,7 @@ class Practice:
         if not self.rows:
             return None
         K, rng = self.experts, np.random.default_rng(self.done)
-        if (untold := np.flatnonzero(np.isnan(self.table[:, K]))[::-1]).size:
+        if (untold := np.flatnonzero(np.isnan(self.table[:, K + 1]))[::-1]).size:
             return self._exercise(np.full(K, 1.0 / K), untold, "the even blend", K)
         wanted = self._to_test()
         missing = np.isnan(self.table[wanted][:, :K])
@@ -209,34 +217,39 @@ class Practice:
     def _exercise(self, blend: Blend, rows: NDArray[np.intp], why: str, column: int = -1) -> Exercise:
         return Exercise(blend, tuple(self.rows[i] for i in rows[:ROWS]), why, column)
 
-    def learned(self, exercise: Exercise, rewards: FloatArray, *, router: Any, slot: int) -> "Practice":
-        """Take in what an exercise's rows have earned (n,), and tell the router."""
+    def learned(self, exercise: Exercise, earned: FloatArray, *, router: Any, slot: int) -> "Practice":
+        """Take in what an exercise's rows have earned, and may have (2, n), and tell the router."""
         place = {row.id: i for i, row in enumerate(self.rows)}
         here = np.array([place.get(row.id, -1) for row in exercise.rows], dtype=np.intp)  # some are gone by now
-        rewards, rows = rewards[here >= 0], here[here >= 0]
+        (rewards, chances), rows, K = earned[:, here >= 0], here[here >= 0], self.experts
         table = self.table.copy()
         if exercise.column >= 0:
-            table[rows, exercise.column] = rewards
+            table[rows, exercise.column] = chances
         pair = {exercise.pair} if exercise.pair else set()
         suggested = self.suggested + (exercise.column < 0 and exercise.pair is None)
         after = replace(self, table=table, done=self.done + 1, suggested=suggested, paired=self.paired | pair)
-        if exercise.column == self.experts:  # what was served is paired with it now, at no cost
+        told = list(self.untold)
+        if exercise.column == K:
+            table[rows, K + 1] = rewards  # what was served is paired with it now, at no cost
             served = {row.blend.tobytes(): row.blend for row in exercise.rows if row.blend is not None}
             for key, blend in served.items():
                 mine = [i for i in rows if (own := self.rows[i].blend) is not None and own.tobytes() == key]
-                gain = np.array([self.rows[i].reward for i in mine]) - table[mine, self.experts]
-                router.practised(blend, *after._of_tasks(gain, self.of[mine]))
-        if not len(rows) or exercise.column == self.experts:
-            return after
-        gain = rewards - table[rows, self.experts]
-        router.practised(exercise.blend, *after._of_tasks(gain, self.of[rows]))
-        if exercise.column >= 0:
-            before = router.own_experts
-            own = after.own_experts(before)
-            if (own >= 0).all() and (own != before).any():
-                router.assign(own)
-        found = Tried(slot, exercise.blend, exercise.why, len(gain), float(gain.mean()), _error(gain))
-        return replace(after, tried=(*after.tried, found)[-SHOWN:])
+                gain = np.array([self.rows[i].reward for i in mine]) - table[mine, K + 1]
+                told.append((blend, *after._of_tasks(gain, self.of[mine])))
+        elif len(rows):
+            gain = rewards - table[rows, K + 1]
+            told.append((exercise.blend, *after._of_tasks(gain, self.of[rows])))
+            found = Tried(slot, exercise.blend, exercise.why, len(gain), float(gain.mean()), _error(gain))
+            after = replace(after, tried=(*after.tried, found)[-SHOWN:])
+        if after.done < READY and not router.has_practised:
+            return replace(after, untold=tuple(told))
+        for one in told:
+            router.practised(*one)
+        own = after.own_experts()
+        if np.abs(own - (0.0 if after.own is None else after.own)).max() >= MOVED:
+            router.assign(own)
+            after = replace(after, own=own)
+        return replace(after, untold=())
 
     def _of_tasks(self, gain: FloatArray, of: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
         """Each task's mean gain (V,), NaN where unseen, and its standard error (V,), of the gains of rows (n,)."""
@@ -260,23 +273,36 @@ def decides(task: Task, reward: float, label: float | None) -> bool:
 def known_rewards(
     space: LabelSpace, rows: Sequence[Logged], answers: Sequence[Answer], *, by_posterior: bool
 ) -> FloatArray:
-    """What other answers to logged requests would have earned (n,), read as the server reads them.
+    """What other answers to logged requests would have earned, read as the server reads them, and what may be: (2, n).
 
-    With a label, what the task says. Without one: the answer that was given has its reward; one that was right makes
-    all others wrong; of two labels, one that was wrong makes the other right. Of more labels, each of the others is
-    taken to be right as often as chance has it.
+    The second row is the reward that is expected where a head's label is drawn by its probability, among those of the
+    task: it says more of an expert than right or wrong does. Scores and written answers have their reward there.
     """
+    logits, meant = answers, [Row(space.tasks[row.task].name, row.text, row.label or 0.0) for row in rows]
     if by_posterior:
         answers = space.by_posterior(answers, np.array([row.posterior for row in rows]))
-    meant = [Row(space.tasks[row.task].name, row.text, row.label or 0.0) for row in rows]
     read = space.read(meant, answers)
-    earned = space.rewards(meant, read)
-    for i, (row, answer) in enumerate(zip(rows, read, strict=True)):
-        if row.label is not None:
+    earned = np.tile(space.rewards(meant, read), (2, 1))
+    for i, row in enumerate(rows):
+        task, given = space.tasks[row.task], logits[i]
+        if task.graded or task.written:
             continue
-        earned[i] = 0.0
-        if answer == row.answer:
-            earned[i] = row.reward
-        elif row.reward == 0.0 and answer >= 0:
-            earned[i] = 1.0 / max(len(space.tasks[row.task].labels) - (row.answer >= 0), 1)
+        worth = _worth(row, len(task.labels))
+        earned[:, i] = worth[int(read[i])] if read[i] >= 0 else 0.0
+        if not isinstance(given, str):
+            scores = np.asarray(given, dtype=np.float64)[[space.columns.index(label) for label in task.labels]]
+            chances = np.exp(scores - scores.max())
+            earned[1, i] = chances @ worth / chances.sum()
     return earned
+
+
+def _worth(row: Logged, labels: int) -> FloatArray:
+    """What each of a task's labels would earn (n,).
+
+    The true one all, if somebody said it. Without that: an answer that was right makes all others wrong; of two labels,
+    one that was wrong makes the other right; of more, each of the others is as likely to be right.
+    """
+    given, known = np.arange(labels) == row.answer, np.arange(labels) == row.label
+    if row.label is not None or row.reward > 0.0:
+        return (known if row.label is not None else given).astype(np.float64)
+    return np.where(given, 0.0, 1.0 / max(labels - given.sum(), 1))

@@ -300,7 +300,8 @@ def begun(router: Any, tasks: int) -> Practice | None:
     """Begin to practise, if a router can learn from it."""
     if not getattr(router, "practises", False):
         return None
-    return Practice(router.experts, tasks, card=tuple(router.config.default.own_experts))
+    own = router.chances
+    return Practice(router.experts, tasks, believed=own if own.any() else None)
 
 
 def exercise(learner: Learner) -> Exercise | None:
@@ -312,12 +313,12 @@ def exercise(learner: Learner) -> Exercise | None:
     return learner.practice.next(learner.router, learner.forecast, models=models, confusion=confusion)
 
 
-def practised(learner: Learner, done: Exercise, rewards: FloatArray) -> Learner:
-    """Take in what the rows of an exercise have earned (n,)."""
+def practised(learner: Learner, done: Exercise, earned: FloatArray) -> Learner:
+    """Take in what the rows of an exercise have earned, and may have (2, n)."""
     if learner.practice is None:
         return learner
     router = fork(learner.router)
-    practice = learner.practice.learned(done, rewards, router=router, slot=learner.slot.number)
+    practice = learner.practice.learned(done, earned, router=router, slot=learner.slot.number)
     return replace(learner, router=router, practice=practice)
 
 

@@ -131,7 +131,7 @@ def _offers(rules: Rules, known: Known, found: Candidates, rows: Rows, readings:
     """Offer each model its own blend moved up the bound of its own mix, and its own tasks' proportional blend."""
     bound, blends = found.bound[rows], found.blends[rows]
     offers = climbed(rules, known, blends, group_mixes(bound, readings))
-    if own := rules.config.own_experts:
+    if (own := rules.prior.own) is not None:
         labels = readings.bound(bound).argmax(axis=0)
         straight = proportional_blends(readings, labels, len(rows), own=own, sizes=rules.sizes)
         offers += [straight, 0.5 * (straight + blends)]

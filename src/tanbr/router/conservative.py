@@ -44,13 +44,13 @@ class Baseline(NamedTuple):
 
 def baseline_panel(rules: Rules, readings: Readings, models: int) -> Baseline:
     """Give the G blends that need no reward, for a mix as it is read."""
-    if rules.config.baseline != "proportional":
+    if rules.prior.own is None:
         one = keep_largest(np.full((1, rules.sizes.experts), 1.0 / rules.sizes.experts), rules.sizes.max_active)
         return Baseline(np.repeat(one, models, axis=0), np.zeros(len(readings.mix), dtype=np.intp))
     home = np.array(rules.config.task_groups, dtype=np.intp)
     if len(home) != rules.sizes.tasks or home.max() + 1 != models:  # nobody measured this
         home = task_groups(readings, models)
-    blends = proportional_blends(readings, home, models, own=rules.config.own_experts, sizes=rules.sizes)
+    blends = proportional_blends(readings, home, models, own=rules.prior.own, sizes=rules.sizes)
     return Baseline(blends, home)
 
 

@@ -94,11 +94,10 @@ class GpTree(Rules):
             state = replace(state, posterior=gp.refit(self.prior, pool, noise=False))
         return state
 
-    def assigned(self, state: Known, own: NDArray[np.int64]) -> Known:
-        """Expect from now on that these experts (V,) are the tasks' own."""
+    def assigned(self, state: Known, own: FloatArray) -> Known:
+        """Expect from now on that experts are the tasks' own as likely as this says (V, K)."""
         state = replace(state, own=own)
-        prior = self.by(state).prior
-        return replace(state, posterior=gp.rebuild(prior, replace(state.posterior, lift=prior.lift)))
+        return replace(state, posterior=gp.with_lift(self.by(state).prior, state.posterior))
 
     def suggested(self, state: Known, asked: Question, optimism: float | None) -> Panel:
         """Suggest G blends to practise: those of highest bound at so many deviations, or the baseline if None."""

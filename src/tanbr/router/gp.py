@@ -45,7 +45,7 @@ class Prior:
     variance: float  # s²
     variances: tuple[float, ...]  # s² that a fit chooses from
     lift: float  # how much more a task's own expert alone is expected to earn than none of it
-    own_experts: tuple[int, ...] = ()  # (V,) the expert of each task, or empty
+    own: FloatArray | None = None  # (V, K) how likely each expert is to be a task's own; the rows sum to 1
     even: bool = False  # whether rewards are expected to fall with the distance from the even blend
 
 
@@ -148,11 +148,11 @@ def share_slope(weight: FloatArray) -> FloatArray:
 
 def feature(prior: Prior, points: FloatArray) -> FloatArray:
     """What the lift multiplies in the prior mean, at points (n, K): (n, V); 0 where no blend is expected to be best."""
-    if not prior.own_experts and not prior.even:
+    if prior.own is None and not prior.even:
         return np.zeros((len(points), prior.tasks))
     above = share_value(points) - share_value(np.array(1.0 / points.shape[1]))  # (n, K), 0 at the even blend
-    if prior.own_experts:
-        return np.asarray(above[:, list(prior.own_experts)])
+    if prior.own is not None:
+        return np.asarray(above @ prior.own.T)
     return np.repeat(above.mean(axis=1)[:, None], prior.tasks, axis=1)  # 0 at the even blend, below it elsewhere
 
 
@@ -204,8 +204,8 @@ def slope_of_bound(prior: Prior, state: Posterior, points: FloatArray, mix: Task
     pull = (state.alpha @ mix - push) * ((1.0 + r) * np.exp(-r))  # d bound / d row · its fall with distance
     pull *= -5.0 * state.variance / (3.0 * state.width**2)
     slope = points * pull.sum(axis=1)[:, None] - pull @ state.arms
-    for task, expert in enumerate(prior.own_experts):
-        slope[:, expert] += mix[task] * state.lift * share_slope(points[:, expert])
+    if prior.own is not None:
+        slope += state.lift * (mix @ prior.own) * share_slope(points)
     if prior.even:
         slope += state.lift / points.shape[1] * share_slope(points)
     return np.asarray(slope)
@@ -414,6 +414,12 @@ def refit(prior: Prior, state: Posterior, *, noise: bool = True) -> Posterior:
     return rebuild(prior, replace(state, correlation=tasks_correlation(prior, state)))
 
 
+def with_lift(prior: Prior, state: Posterior) -> Posterior:
+    """Find the lift of another prior in what was told, and rebuild."""
+    lift = Evidence(prior, state).cautious_lift(state.width, state.noise, state.variance)
+    return rebuild(prior, replace(state, lift=lift))
+
+
 def refit_early(prior: Prior, state: Posterior) -> Posterior:
     """Correct the noise, by how far rewards of one blend differ, the lift, and the correlation, but upwards only.
 
@@ -422,6 +428,5 @@ def refit_early(prior: Prior, state: Posterior) -> Posterior:
     """
     within, freedom = state.scatter
     state = replace(state, noise=float((TRUST * state.noise + within) / (TRUST + freedom)))
-    lift = Evidence(prior, state).cautious_lift(state.width, state.noise, state.variance)
-    state = replace(state, lift=lift)
+    state = replace(state, lift=Evidence(prior, state).cautious_lift(state.width, state.noise, state.variance))
     return rebuild(prior, replace(state, correlation=max(state.correlation, tasks_correlation(prior, state))))

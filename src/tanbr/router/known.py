@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tanbr.errors import InputError
 from tanbr.router import gp
@@ -54,7 +53,7 @@ class Known:
     tree: VertexTree
     ledger: Ledger
     watch: Watch
-    own: NDArray[np.int64]  # (V,) the expert of each task, as practice found it; −1 before that
+    own: FloatArray  # (V, K) how likely each expert is to be a task's own, as practice found it; 0 before that
     practised: int  # blends whose rewards came from practice
 
     def __post_init__(self) -> None:
@@ -85,7 +84,7 @@ class Rules:
             )
         prior = Prior(
             tasks=sizes.tasks, noise=rewards.noise, variance=rewards.variance, variances=rewards.variances, lift=LIFT,
-            own_experts=own, even=config.baseline == "even",
+            own=np.eye(sizes.experts)[list(own)] if own else None, even=config.baseline == "even",
         )  # fmt: skip
         return cls(sizes, config, prior)
 
@@ -96,11 +95,13 @@ class Rules:
         """
         if not known.practised:
             return self
-        own = tuple(known.own.tolist())
-        if own[0] < 0 or own == self.config.own_experts or not self.careful:
+        if not known.own.any() or not self.careful:
             return replace(self, optimism=0.0)
-        config = self.config.model_copy(update={"baseline": "proportional", "own_experts": own, "task_groups": ()})
-        return replace(self.of(self.sizes, config), optimism=0.0)
+        rules, own = self, tuple(known.own.argmax(axis=1).tolist())
+        if own != self.config.own_experts:
+            found = {"baseline": "proportional", "own_experts": own, "task_groups": ()}
+            rules = self.of(self.sizes, self.config.model_copy(update=found))
+        return replace(rules, optimism=0.0, prior=replace(rules.prior, own=known.own))
 
     @property
     def careful(self) -> bool:
@@ -125,7 +126,7 @@ class Rules:
             slots=0, told=0.0, learned=0.0, since=0, fitted=0,
             posterior=gp.start(self.prior, points), tree=VertexTree.root(self.sizes, room=room),
             ledger=Ledger(0, 0, 0, 0.0, 0.0, np.zeros((0, V)), empty, empty, -1, empty),
-            watch=Watch.start(V), own=np.full(V, -1), practised=0,
+            watch=Watch.start(V), own=np.zeros((V, K)), practised=0,
         )  # fmt: skip
 
     def nodes(self, known: Known) -> slice:

@@ -9,7 +9,6 @@ That is monotone and submodular in the set of blends: greedy choice reaches 1 �
 exchanges only add. C = I, nothing misread, gives Σ_v ψ_v max_g U_v(x_g); G = 1 gives ψᵀU(x) whatever C is.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,17 +139,20 @@ def task_groups(readings: Readings, models: int) -> NDArray[np.intp]:
 
 
 def proportional_blends(
-    readings: Readings, labels: NDArray[np.intp], models: int, *, own: Sequence[int], sizes: Sizes
+    readings: Readings, labels: NDArray[np.intp], models: int, *, own: ArrayLike, sizes: Sizes
 ) -> FloatArray:
     """Blend experts for each group by the shares of the tasks in the requests it receives: (G, K).
 
-    A group whose tasks are not expected has them evenly, a group without tasks has all tasks by the mix.
+    `own` names each task's expert (V,), or says how likely each expert is to be it (V, K). A group whose tasks are not
+    expected has them evenly, a group without tasks has all tasks by the mix.
     """
+    likely = np.asarray(own)
+    likely = np.eye(sizes.experts)[likely] if likely.ndim == 1 else likely
     blends = np.zeros((models, sizes.experts))
     inside = labels == np.arange(models)[:, None]
     inside[~inside.any(axis=1)] = True
     received = readings.received(inside)
     for blend, share, tasks in zip(blends, received, inside, strict=True):
         share = share if share.any() else tasks / tasks.sum()
-        np.add.at(blend, list(own), share / share.sum())
+        blend[:] = share / share.sum() @ likely
     return keep_largest(blends, sizes.max_active)

@@ -192,13 +192,11 @@ class AskTell:
         self._state = replace(self._state, known=self._rules.practised(self._state.known, x, told, error))
 
     def assign(self, own: ArrayLike) -> None:
-        """Take these experts (V,) for the tasks' own from now on; what was told stays."""
-        experts = np.asarray(own, dtype=np.int64)
-        if experts.shape != (self.tasks,) or experts.min() < 0 or experts.max() >= self.experts:
-            raise InputError(
-                f"own must name one of {self.experts} experts for each of {self.tasks} tasks (got {own!r})"
-            )
-        self._state = replace(self._state, known=self._rules.assigned(self._state.known, experts))
+        """Expect experts to be the tasks' own as likely as this says from now on (V, K); what was told stays."""
+        likely = np.asarray(own, dtype=np.float64)
+        if likely.shape != (self.tasks, self.experts) or not np.allclose(likely.sum(axis=1), 1.0) or likely.min() < 0:
+            raise InputError(f"own must hold {self.experts} chances that sum to 1 for each of {self.tasks} tasks")
+        self._state = replace(self._state, known=self._rules.assigned(self._state.known, likely))
 
     def suggest(
         self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None, optimism: float | None = 1.0

@@ -52,9 +52,19 @@ class Tanbr(AskTell):
     @property
     def own_experts(self) -> NDArray[np.int64]:
         """The expert of each task (V,), as practice found it or as it was told; −1 where nobody knows."""
-        found: NDArray[np.int64] = self._state.known.own
+        return np.where(self.chances.any(axis=1), self.chances.argmax(axis=1), -1)
+
+    @property
+    def chances(self) -> FloatArray:
+        """How likely each expert is to be a task's own (V, K), as practice found it or as it was told; 0 if unknown."""
+        found: FloatArray = self._state.known.own
         told = self.config.default.own_experts
-        return found if found[0] >= 0 or not told else np.array(told)
+        return found if found.any() or not told else np.eye(self.experts)[list(told)]
+
+    @property
+    def has_practised(self) -> bool:
+        """Whether it was told what practice found; what is served teaches it nothing since."""
+        return bool(self._state.known.practised)
 
     @property
     def earned(self) -> tuple[FloatArray, FloatArray, FloatArray] | None:

@@ -201,9 +201,9 @@ class LearnerThread:
         write_pin(self._store, pin)
         self._show(replace(self.learner, pin=pin))
 
-    def practised(self, done: Exercise, rewards: FloatArray) -> None:
-        """Take in what the rows of an exercise have earned (n,)."""
-        self._show(practised(self.learner, done, rewards))
+    def practised(self, done: Exercise, earned: FloatArray) -> None:
+        """Take in what the rows of an exercise have earned, and may have (2, n)."""
+        self._show(practised(self.learner, done, earned))
 
     # --- the thread -------------------------------------------------------------------------------------------------
 

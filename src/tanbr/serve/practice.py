@@ -67,9 +67,9 @@ class PracticeThread:
                 began, wanted = time.thread_time(), exercise(self._learning.learner)
                 if wanted is None:
                     self._stopping.wait(IDLE)
-                elif (rewards := self.answer(wanted)) is not None:
-                    self._learning.call(partial(self._learning.practised, wanted, rewards))
-                    self._observer.practised(len(rewards), time.thread_time() - began)
+                elif (earned := self.answer(wanted)) is not None:
+                    self._learning.call(partial(self._learning.practised, wanted, earned))
+                    self._observer.practised(len(wanted.rows), time.thread_time() - began)
             except ServiceError:
                 return  # the server stops
             except Exception as error:  # a checkpoint that went, most likely: what answers goes on
@@ -77,7 +77,7 @@ class PracticeThread:
                 return
 
     def answer(self, wanted: Exercise) -> FloatArray | None:
-        """Answer an exercise's rows, a piece at a time: what they earn (n,); None if it was stopped on the way."""
+        """Answer an exercise's rows, a piece at a time: what they earn, and may earn (2, n); None if it was stopped."""
         if self._model is None:
             self._model = DenseModel(self._moe, self._space)
         model, answers = self._model, list[Answer]()

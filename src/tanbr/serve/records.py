@@ -270,7 +270,7 @@ class WorthView(Shown):
     expert: int | None
     """The task's own expert, as found, by its place in a blend; null where nobody knows it yet."""
     rewards: tuple[float, ...] = ()  # (K,)
-    """What each expert earns on the rows; empty where there are none."""
+    """What each expert is expected to earn on the rows, by the chances it gives its answers; empty without rows."""
     errors: tuple[float, ...] = ()  # (K,)
     """Half of the interval around each (95%)."""
 

@@ -55,3 +55,12 @@ def test_bad_input_is_named() -> None:
         Traffic(POOLS, np.ones((2, 2)) / 2, requests=1, seed=0)
     with pytest.raises(DataError, match="no rows to draw requests from for sentiment"):
         Traffic({"sentiment": []}, np.ones((2, 1)), requests=1, seed=0)
+
+
+def test_a_newcomer_comes_late_and_often() -> None:
+    mixes = traffic.mixes("dirichlet", tasks=3, slots=60, seed=0)
+    new = traffic.with_newcomer(mixes, 1, since=20, seed=0)
+    np.testing.assert_allclose(new.sum(axis=1), 1.0)
+    assert (new[:20, 1] == 0.0).all()
+    assert ((new[20:, 1] >= 0.3) & (new[20:, 1] <= 1.0)).all()
+    np.testing.assert_allclose(new[:20, 0] / new[:20, 2], mixes[:20, 0] / mixes[:20, 2])

@@ -6,13 +6,25 @@ from typing import TypeAlias
 
 from tanbr.errors import ConfigError
 from tanbr.lab.rivals.nucb import Nucb
+from tanbr.lab.rivals.probing import ProbeAndAssign
 from tanbr.lab.rivals.rules import BestKnown, FixedBlend, Proportional, RandomBlend
 from tanbr.lab.rivals.vector_gp import VectorGP
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.types import Router
 
-__all__ = ["ROUTERS", "BestKnown", "FixedBlend", "Nucb", "Proportional", "RandomBlend", "VectorGP", "build", "check"]
+__all__ = [
+    "ROUTERS",
+    "BestKnown",
+    "FixedBlend",
+    "Nucb",
+    "ProbeAndAssign",
+    "Proportional",
+    "RandomBlend",
+    "VectorGP",
+    "build",
+    "check",
+]
 
 Build: TypeAlias = Callable[[int, int, int, RouterConfig], Router]  # of K, V, seed and settings
 
@@ -21,6 +33,7 @@ LEARNING: dict[str, Build] = {
     "paper": lambda K, V, seed, c: Tanbr(K, V, mode="paper", seed=seed, config=c),  # Algorithm 1 as printed
     "nucb": lambda K, V, seed, _: Nucb(K, V, seed=seed),
     "vector-gp": lambda K, V, seed, _: VectorGP(K, V, seed=seed),
+    "probing": lambda K, V, *_: ProbeAndAssign(K, V),
 }
 ROUTERS: dict[str, Build] = {
     **LEARNING,

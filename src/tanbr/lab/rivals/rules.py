@@ -93,24 +93,28 @@ class FixedBlend(AskTell):
 
 
 class Proportional(AskTell):
-    """Every expert at the share of its tasks in the mix; `own` names each task's expert (V,), by number if None."""
+    """Every expert at the share of its tasks in the mix.
+
+    `own` names each task's expert (V,), by number if None, or shares the task out to the experts (V, K).
+    """
 
     kind = "proportional"
 
     def __init__(
-        self, experts: int, tasks: int, *, own: Sequence[int] | None = None, max_active: int | None = None
+        self, experts: int, tasks: int, *, own: ArrayLike | None = None, max_active: int | None = None
     ) -> None:
         sizes = Sizes.check(experts, tasks, max_active)
-        of_task = [v % sizes.experts for v in range(sizes.tasks)] if own is None else list(own)
-        if len(of_task) != sizes.tasks or not set(of_task) <= set(range(sizes.experts)):
-            raise InputError(f"own must name one of {experts} experts for each of {tasks} tasks (got {own})")
+        of_task = np.arange(sizes.tasks) % sizes.experts if own is None else np.asarray(own)
+        shared = of_task.shape == (sizes.tasks, sizes.experts)
+        if not shared and (of_task.shape != (sizes.tasks,) or not set(of_task.tolist()) <= set(range(sizes.experts))):
+            raise InputError(f"own must name one of {experts} experts for each of {tasks} tasks (got {own!r})")
 
         def rule(asked: Question, readings: Readings, _: np.random.Generator) -> Decision:
             groups = task_groups(readings, asked.models)
             blends = proportional_blends(readings, groups, asked.models, own=of_task, sizes=sizes)
             return _for_groups(asked, readings, blends)
 
-        super().__init__(_Policy(sizes, rule), sizes, settings={"own": of_task})
+        super().__init__(_Policy(sizes, rule), sizes, settings={"own": of_task.tolist()})
 
 
 class BestKnown(AskTell):

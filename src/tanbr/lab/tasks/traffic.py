@@ -65,6 +65,16 @@ def mixes(
     return (1 - share) * draws[time // period] + share * draws[time // period + 1]
 
 
+def with_newcomer(mixes: FloatArray, task: int, *, since: int, seed: int) -> FloatArray:
+    """Let one task come from a slot on only, with 30 to 100% of the requests: a new share every ten slots."""
+    rng, shares = np.random.default_rng(seed), np.zeros(len(mixes))
+    shares[since:] = np.repeat(rng.uniform(0.3, 1.0, len(mixes) // 10 + 1), 10)[: max(len(mixes) - since, 0)]
+    others = np.where(np.arange(mixes.shape[1]) == task, 0.0, mixes + 1e-9)
+    others *= ((1.0 - shares) / others.sum(axis=1))[:, None]
+    others[:, task] = shares
+    return others
+
+
 @dataclass(frozen=True, eq=False)
 class Traffic:
     """Slots of requests drawn by mix from pools of rows; the same seed gives the same requests."""
