@@ -1,11 +1,13 @@
 """The learner's thread: when slots end, what a failure costs, and what it must do whatever happens."""
 
+import math
 import shutil
 import sqlite3
 import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from tanbr.loop.guard import LEAST_COUNT
 from tanbr.merge import Moe
 from tanbr.monitor import Monitor
 from tanbr.serve.engine import Engine
-from tanbr.serve.learner import MOST_PAUSE, LearnerThread
+from tanbr.serve.learner import MOST_PAUSE, PATIENCE, LearnerThread
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
 from tanbr.serve.service import Service
@@ -371,12 +373,80 @@ def test_a_slot_holds_the_requests_it_should_and_at_most_a_batch_more(run: Run) 
     assert all(64 <= count <= 64 + 16 for count in held)
 
 
+def flood(live: Service, requests: int = 40) -> list[Any]:
+    """Send more at once than slots can turn for."""
+    return [live.submit((TEXTS * 2)[:16]) for _ in range(requests)]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have requests wait for a turn as long as it takes."""
+    monkeypatch.setattr("tanbr.serve.learner.PATIENCE", 3600.0)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(("models", "pinned"), [(1, False), (1, True), (3, False)])
+def test_slots_keep_their_length_at_any_load(run: Run, *, models: int, pinned: bool) -> None:
+    live = run(router=None, slot_requests=64, batch=16, models=models)
+    if pinned:
+        live.pin(np.eye(K)[1])
+    first = live.state().slot
+    for one in flood(live):
+        one.result(60)
+    until(lambda: live.state().slot == first + 40 * 16 // 64)
+    held = [slot.requests for slot in live.slots() if slot.slot >= first]
+    assert max(held) <= 64 + 64 // 4
+    assert sum(held) == 40 * 16
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("error", [OSError("the disk is full"), SystemExit()])
+def test_nobody_waits_for_a_turn_that_fails_or_a_learner_that_died(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    live = run(slot_requests=64, batch=16)
+    monkeypatch.setattr(live.learning.world, "write", Mock(side_effect=error))
+    for one in flood(live):
+        one.result(60)
+    assert live.state().slot == 0
+
+
+@pytest.mark.usefixtures("patient")
+def test_nobody_waits_for_a_turn_while_the_server_stops(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, go_on = run(slot_requests=64, batch=16), threading.Event()
+    monkeypatch.setattr(live.learning.world, "write", lambda *_: go_on.wait(60) and None)
+    sent = flood(live)
+    until(lambda: live.learning.room(0, 0) == (0, True))
+    assert live.depth > 0  # they wait
+    assert Queue.stop(live, 60)
+    assert all(one.done() for one in sent)
+    go_on.set()
+
+
+def test_requests_wait_for_a_turn_only_so_long(still: Service) -> None:
+    learning, clock = timed(still)
+    held = learning.world.answers.held
+    held[0, 0] = 63
+    assert learning.room(0, 0) == (17, False)  # the next request is taken whatever its size
+    assert learning.room(0, 11) == (6, True)
+    clock.now += PATIENCE
+    assert learning.room(0, 11) == (math.inf, False)
+    held[0, 0] = 200
+    learning.step()  # it has turned
+    assert learning.room(0, 0) == learning.room(2, 0) == (math.inf, False)  # nobody waits for what is not open
+    assert learning.room(1, 0) == (64, False)  # a slot may be a quarter too short, to make up for one too long
+
+
+def test_slots_of_seconds_hold_any_number_of_requests(run: Run) -> None:
+    assert run(slot_seconds=3600.0).learning.room(0, 1_000_000) == (math.inf, False)
+
+
 def test_slots_grow_where_requests_come_faster_than_they_turn_and_that_is_said_once(
     still: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learning, _ = timed(still)
     held, turn = learning.world.answers.held, LearnerThread.turn
-    came = [100, 100, 0, 16, 32]
+    came = [300, 100, 0, 16, 8]
 
     def busy(thread: LearnerThread, *arguments: Any, **named: Any) -> bool:
         held[thread.learner.slot.number, 0] += came.pop(0)
@@ -389,11 +459,11 @@ def test_slots_grow_where_requests_come_faster_than_they_turn_and_that_is_said_o
         learning.step()
         targets.append(learning._target)
     # after a long turn the learner rests a quarter of the time; what came in a short one is of the next slot's length
-    assert targets == [33, 33, 64, 48, 32]
-    assert held[4, 0] == 80
+    assert targets == [100, 48, 64, 48, 56]
+    assert held[4, 0] == 56
     said = [one.text for one in still.state().alarms if one.text.startswith("slots grow")]
     assert len(said) == 1
-    assert "slot 0 held 164 requests instead of 64" in said[0]
+    assert "slot 0 held 364 requests instead of 64" in said[0]
 
 
 def test_what_fails_is_tried_again_after_growing_pauses(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:

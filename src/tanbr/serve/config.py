@@ -61,7 +61,7 @@ class ServeConfig(LoopConfig):
     practice: float = Field(default=0.1, ge=0, le=1)
     """Most of one core's time to try blends on logged requests, while none waits; 0 leaves it off."""
     slot_requests: int | None = Field(default=None, ge=1)
-    """End a slot after this many requests; a batch is not divided, and a turn that takes longer delays it."""
+    """End a slot after this many requests; until it has turned, a quarter more are answered and others wait 0.5 s."""
     slot_seconds: float | None = Field(default=None, gt=0)
     """End a slot after this many seconds; 60 if neither is given, and with both, whichever comes first."""
     batch: int = Field(default=32, ge=1)

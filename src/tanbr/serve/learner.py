@@ -4,6 +4,7 @@ Nobody else touches the value or changes what answers. Whatever fails in a turn,
 old value is kept, the slot goes on with all it held, and an alarm says why.
 """
 
+import math
 import queue
 import threading
 import time
@@ -28,6 +29,7 @@ from tanbr.types import Blend, FloatArray
 
 Result = TypeVar("Result")
 
+PATIENCE = 0.5  # seconds that requests wait, at most, for a slot to turn
 TICK = 0.2  # seconds between two looks at what was answered: seldom, as Python runs one thread at a time
 MOST_PAUSE = 60.0  # seconds; after a failure the next try waits twice as long as the last, up to this
 ALARMS = 50  # kept for operators
@@ -61,14 +63,22 @@ class Alarms:
 class LearnerThread:
     """Turns slots; other threads give it what was answered, and ask it for things with `call`."""
 
-    def __init__(self, world: ServedWorld, *, alarms: Alarms, clock: Callable[[], float] = time.monotonic) -> None:
-        """Go on with the world's open slot."""
+    def __init__(
+        self,
+        world: ServedWorld,
+        *,
+        alarms: Alarms,
+        clock: Callable[[], float] = time.monotonic,
+        opened: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Go on with the world's open slot; `opened` is called when requests need not wait for a turn any more."""
         self.world, self.view, self.alarms = world, world.view, alarms
         self._config, self._answers, self._store = world.config, world.answers, world.store
-        self._clock = clock
+        self._clock, self._opened = clock, opened
         self.alarms.slot = self.learner.slot.number
         self._seen = self._store.last_seq()  # feedback that the guard has seen
         self._target = self._config.slot_requests  # requests after which the open slot ends
+        self._waits = (-1, 0.0)  # the slot that was full last, and until when requests wait for it to turn
         self._grown = False  # whether the last slot held more than it should
         self._started = clock()  # of the open slot
         self._rests = {"read": (0.0, 0.0), "end": (0.0, 0.0)}  # step that failed → seconds it rests, and until when
@@ -115,6 +125,23 @@ class LearnerThread:
         held = self._answers.put(message)
         if self._target is not None and held >= self._target:
             self._wake.set()
+
+    def room(self, slot: int, at_work: int) -> tuple[float, bool]:
+        """How many requests fit into a slot, beside those at work, and whether others wait until it has turned.
+
+        A full slot takes a quarter of a slot more until it has turned, and any number after PATIENCE. So slots keep
+        their length where requests come faster than slots turn, and a turn has the processor to itself.
+        """
+        wanted, target = self._config.slot_requests, self._target
+        if wanted is None or target is None or self._ended or slot != self.learner.slot.number:
+            return math.inf, False
+        taken = self._answers.held_by(slot) + at_work
+        full = taken >= target
+        if full and self._waits[0] != slot:
+            self._waits = slot, self._clock() + PATIENCE
+        if full and self._clock() >= self._waits[1]:
+            return math.inf, False
+        return target + wanted // 4 - taken, full
 
     def call(self, command: Callable[[], Result]) -> Result:
         """Do something in this thread, between two of its own steps; blocks until it is done."""
@@ -217,9 +244,12 @@ class LearnerThread:
             learner = turn(old, self.world, forced=forced, bad=bad, worthless=worthless)
         except Exception as error:  # the disk, most likely: the slot goes on, with all it held, until it can be written
             self.alarms(f"slot {old.slot.number} goes on: {type(error).__name__}: {error}")
+            self._waits = old.slot.number, -math.inf
+            self._opened()
             return False
         self.view, self.alarms.slot = self.world.view, learner.slot.number
         self._started = self._clock()
+        self._opened()
         laps("swap")
         self.alarms.observer.turned(laps.parts)
         return True
@@ -262,6 +292,7 @@ class LearnerThread:
         with self._sending:
             self._ended = True
             self._refuse()
+        self._opened()
 
     def _refuse(self) -> None:
         """Leave nobody waiting for a thread that has ended; the caller holds the lock."""
@@ -330,18 +361,19 @@ class LearnerThread:
         return requests > 0
 
     def _end(self) -> bool:
-        """End the slot. What comes while it turns belongs to it, and the next slot is shorter by as much.
+        """End the slot. What came since it was full belongs to it, and the next slot is shorter by as much, to a point.
 
-        So turns begin `slot_requests` apart, unless they take longer than that; then the learner rests a quarter of the
-        time, which is left to the requests.
+        So slots are full `slot_requests` apart, unless turns take longer than that; then the learner rests a quarter of
+        the time, which is left to the requests.
         """
         slot, started = self.learner.slot.number, self._clock()
         before = self._answers.held_by(slot)
         if not self.turn():
             return False
         held, wanted = self._answers.held_by(slot), self._config.slot_requests
-        if wanted is not None:
-            self._target = max(wanted - (held - before), (held - before) // 3, 1)
+        if wanted is not None and self._target is not None:
+            over = min(max(0, held - self._target), wanted // 4)
+            self._target = max(wanted - over, (held - before) // 3)
             grown, self._grown = self._grown, held > wanted + max(self._config.batch, wanted // 4)
             if self._grown and not grown:
                 self.alarms(

@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -41,6 +41,9 @@ from tanbr.serve.writing import WrittenBatch
 from tanbr.tasks.rows import Task
 from tanbr.types import Text
 
+# A slot and how many requests are being answered → how many more fit, and whether others must wait until it has turned
+SlotRoom: TypeAlias = Callable[[int, int], tuple[float, bool]]
+LOOK = 0.05  # seconds after which a worker that waits for a slot to turn looks again by itself
 MOST_WORKERS = 8  # by default: Python runs one thread at a time, and more would wait for it rather than for the model
 
 
@@ -60,13 +63,15 @@ class Queue:
         config: ServeConfig,
         outbox: Outbox,
         observer: Observer | None = None,
+        slot_room: SlotRoom = lambda slot, at_work: (math.inf, False),  # noqa: ARG005
     ) -> None:
-        """Make a queue that is not yet started, of requests of these tasks."""
+        """Make a queue that is not yet started, of requests of these tasks; `look_again` when a slot has turned."""
         self.engine, self.room = engine, Room.of(engine, config)
         self.space = None if engine.writes else label_space(tasks, engine.columns)
         labels = 0 if engine.live.backend.embeds else len(engine.columns)
         self.classes = labels if self.space is None else self.space.classes  # columns that are labels
         self.tasks, self._config, self._outbox, self._observer = tuple(tasks), config, outbox, observer or Observer()
+        self._slot_room = slot_room
         self._cores = usable_cores()
         here = config.device == "cpu" and not engine.relays  # a GPU runs one batch at a time; engines make their own
         self._workers = config.workers or (min(self._cores, MOST_WORKERS) if here else 1)
@@ -86,6 +91,7 @@ class Queue:
         self._done: list[tuple[list[Part], Callable[[], None]]] = []  # answered parts, and what tells their answers
         self._unanswered: set[Job] = set()  # of all that were accepted
         self._waiting = 0  # texts accepted and not yet in a batch
+        self._at_work: set[Part] = set()  # in a batch, and not yet told; not of models that write
         self._running = False
         self._free = 0  # workers that wait for a batch
         self._ended = 0  # workers that have
@@ -235,6 +241,11 @@ class Queue:
         wait([job.future for job in list(self._unanswered)], timeout=max(0.0, ends - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads) and not self._unanswered
 
+    def look_again(self) -> None:
+        """Go on with what waits for a slot to turn."""
+        with self._lock:
+            self._workers_wake.notify_all()
+
     def _watched(self, run: Callable[[], None]) -> None:
         """Run a thread; if it dies, say so and leave no request waiting for it."""
         try:
@@ -273,6 +284,8 @@ class Queue:
                     for part in answered:
                         part.fail(ServiceError(said))
                     self._observer.alarm(said)
+                with self._lock:
+                    self._at_work.difference_update(answered)
             if jobs:
                 lineup = self.engine.lineup
                 unreadable = self._read(jobs, lineup)
@@ -327,19 +340,32 @@ class Queue:
         """
         with self._lock:
             self._free += 1
-            while not self._encoded:
-                if self._faults or (not self._running and not self._waiting):
+            while not (parts := self._next_batch()):
+                if not self._encoded and (self._faults or (not self._running and not self._waiting)):
                     return None
-                self._workers_wake.wait(None if self._running else 0.01)
-            if self.engine.lineup is not self._lineup:
-                self._assign_again()
-            # Workers that are free share what waits: two half batches at once are sooner done than a whole one.
-            room = min(self._config.batch, math.ceil(count(self._encoded) / self._free))
-            parts, lineup = self._first_of(self._encoded[0].place, room, whole=False), self._lineup
+                self._workers_wake.wait((LOOK if self._encoded else None) if self._running else 0.01)
+            lineup = self._lineup
             self._free -= 1
             depth, busy = self._waiting, self._workers - self._free
         self._observer.queue(depth)
         return parts, lineup, busy
+
+    def _next_batch(self) -> list[Part]:
+        """Take the parts that are next, as many as make up a batch; none while they must wait for a slot to turn."""
+        if not self._encoded:
+            return []
+        if self.engine.lineup is not self._lineup:
+            self._assign_again()
+        self._at_work = {part for part in self._at_work if not part.job.future.done()}
+        left, waits = self._slot_room(self._lineup.models[0].slot, count(self._at_work))
+        if waits and len(self._encoded[0].rows) > left and self._running:
+            return []
+        # Workers that are free share what waits: two half batches at once are sooner done than a whole one.
+        room = min(left, self._config.batch, math.ceil(count(self._encoded) / self._free))
+        parts = self._first_of(self._encoded[0].place, room, whole=False)
+        if not self.engine.writes:  # an answer is long in the writing: nobody waits until it is counted
+            self._at_work.update(parts)
+        return parts
 
     def _take_more(self, lineup: Lineup, place: int, room: int) -> list[Part]:
         """Take what waits for a model that is at work and has room; nothing once others answer."""
@@ -348,7 +374,7 @@ class Queue:
                 return []
             return self._first_of(place, room, whole=True)
 
-    def _first_of(self, place: int, room: int, *, whole: bool) -> list[Part]:
+    def _first_of(self, place: int, room: float, *, whole: bool) -> list[Part]:
         """Take the parts for a model that waited longest, as many as fit; unless `whole`, the first always does."""
         parts: list[Part] = []
         for part in self._encoded:

@@ -190,14 +190,17 @@ class Service(Queue):
                     trust=read_trust(store), practises=practises, pin=read_pin(store),
                 )  # fmt: skip
             store.set_meta("origin", json.dumps(moe.source.origin))
-            self.learning = LearnerThread(world, alarms=alarms)
+            self.learning = LearnerThread(world, alarms=alarms, opened=lambda: self.look_again())
             self.practising = None
             if space is not None and practises:
                 self.practising = PracticeThread(
                     self.learning, moe, space, busy=lambda: self.depth > 0, observer=observer
                 )
             self.ids = RequestIds(store.key, store.begin_epoch(self.learner.slot.number))
-            super().__init__(engine, self.ids, tasks=tasks, config=config, outbox=self.learning, observer=observer)
+            super().__init__(
+                engine, self.ids, tasks=tasks, config=config, outbox=self.learning, observer=observer,
+                slot_room=self.learning.room,
+            )  # fmt: skip
             self._info = describe(moe, self, config=config, tasks=names, expert_names=expert_names)
             undo.pop_all()
         self._started = time.monotonic()
