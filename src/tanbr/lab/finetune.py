@@ -16,14 +16,11 @@ import torch
 from tanbr.errors import CheckpointError, ConfigError
 from tanbr.files import write_atomically
 from tanbr.lab.corpus import Progress, Rows
-from tanbr.lab.gates import Gated
+from tanbr.lab.gates import Gated, Reinforce, Smear, Switch
 from tanbr.lab.rivals import ROUTERS, build
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import probes_of
 from tanbr.lab.rivals.regmean import regmean
-from tanbr.lab.rivals.rl import Reinforce
-from tanbr.lab.rivals.smear import Smear
-from tanbr.lab.rivals.switch import Switch
 from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, own_experts, write
 from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.finetune import BlendTuner, GatedTuner, MergedTuner, ServedTuner, Tuner, finetune, norms

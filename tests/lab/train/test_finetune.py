@@ -9,10 +9,8 @@ import torch
 
 from lab.train import small
 from tanbr.errors import InputError
+from tanbr.lab.gates import Reinforce, Smear, Switch
 from tanbr.lab.rivals import FixedBlend, RandomBlend
-from tanbr.lab.rivals.rl import Reinforce
-from tanbr.lab.rivals.smear import Smear
-from tanbr.lab.rivals.switch import Switch
 from tanbr.lab.train.checkpoints import load
 from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.finetune import GatedTuner, MergedTuner, ServedTuner, Tuner, finetune, norms, rewards
