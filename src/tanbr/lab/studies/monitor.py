@@ -225,11 +225,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="folder with GLUE's TSV folders; without it, the generated tasks")
     parser.add_argument("--quick", action="store_true", help="a minute at most")
-    parser.add_argument(
-        "--parts", nargs="+", default=["recognition", "mix", "forecast"], help="only these, or prompts (of GLUE)"
-    )
+    usual = ["recognition", "mix", "forecast"]
+    parser.add_argument("--parts", nargs="+", choices=[*usual, "prompts"], default=usual, help="prompts are GLUE's")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args(arguments)
+    if "prompts" in options.parts and not options.data:
+        parser.error("prompts are made of GLUE's texts; name its folder with --data")
     few, many, repeats, length, seeds = (200, 200, 2, 42, 1) if options.quick else (500, 2000, 25, 162, 2)
     data = load(options.data, rows=many)
     both = (data,) if options.quick else (data, data.normalised())
@@ -243,6 +244,7 @@ def main(arguments: list[str] | None = None) -> None:
         "prompts": lambda: prompts(options.data, history=few, requests=1000),
     }
     command = "python -m tanbr.lab.studies.monitor" + " --data GLUE" * bool(options.data) + " --quick" * options.quick
+    command += f" --parts {' '.join(options.parts)}" * (options.parts != usual)
     about = {"command": command, "python": platform.python_version(), "numpy": np.__version__}
     text = json.dumps(to_jsonable(about | {name: parts[name]() for name in options.parts}), indent=1)
     print(text)
