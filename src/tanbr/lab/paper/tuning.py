@@ -19,7 +19,7 @@ from tanbr.lab.compare import compare
 from tanbr.lab.jobs import Job, Tick
 from tanbr.lab.paper.claim import OURS
 from tanbr.lab.paper.setup import Setup
-from tanbr.lab.paper.timing import work_time
+from tanbr.lab.paper.table1 import work_time
 from tanbr.lab.rivals import FixedBlend
 from tanbr.lab.simulate import Answered
 from tanbr.lab.tasks import traffic
