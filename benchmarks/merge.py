@@ -25,7 +25,7 @@ import torch
 import transformers
 
 import tanbr.merge
-from tanbr.lab.paper.timing import random_checkpoint
+from tanbr.lab.paper.table1 import random_checkpoint
 
 THREADS = 2
 FULL = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "num_experts": 8}

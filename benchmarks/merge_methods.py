@@ -26,7 +26,7 @@ import transformers
 
 import tanbr
 from merge import FULL, QUICK
-from tanbr.lab.paper.timing import random_checkpoint
+from tanbr.lab.paper.table1 import random_checkpoint
 from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, solved, write_gram_matrices
 from tanbr.merge.methods import METHODS
 

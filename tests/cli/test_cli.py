@@ -1,21 +1,15 @@
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import typer
-from pydantic import Field
 from typer.testing import CliRunner
 
 import tanbr as package
 from cli.running import environment, tanbr
 from tanbr.cli import app
-from tanbr.cli.options import Given, command_line, options_of
-from tanbr.config import Section
-
-COMMANDS = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+from tanbr.cli.options import command_line
 
 
 def test_every_command_shows_examples_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,37 +37,3 @@ def test_help_says_what_exit_codes_mean_and_loads_nothing_that_takes_seconds(tmp
 def test_the_command_is_told_without_the_places_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/bin/tanbr", "demo", "--out", "/home/me/two words/", "--seed", "3"])
     assert command_line() == "tanbr demo --out 'two words' --seed 3"
-
-
-class Kitchen(Section):
-    """Settings of every kind."""
-
-    ovens: int = Field(default=2, ge=1)
-    """Ovens that are hot; each takes a minute to heat."""
-    mode: Literal["slow", "fast"] | None = None
-    """How to cook."""
-    dry: bool = False
-    """Whether nothing is cooked."""
-    cooks: tuple[str, ...] = ()
-    """Who cooks."""
-    shares: Literal["even"] | tuple[float, ...] | None = None
-    """What each gets."""
-
-
-def test_options_are_made_of_a_sections_fields() -> None:
-    kitchen, seen = typer.Typer(), []
-
-    @kitchen.command()
-    @options_of(Kitchen, "given", "ovens", "mode", "dry", common=["cooks"], advanced=["shares"])
-    def cook(given: Given, name: str = "soup") -> None:
-        seen.append((name, given))
-
-    asked = "--ovens 3 --mode fast --dry --cook a --cook b --shares 0.5,0.5 --name tea"
-    for arguments in (asked, "--shares even", ""):
-        assert CliRunner().invoke(kitchen, arguments.split()).exit_code == 0
-    everything = {"ovens": 3, "mode": "fast", "dry": True, "cooks": ("a", "b"), "shares": (0.5, 0.5)}
-    assert seen == [("tea", everything), ("soup", {"shares": "even"}), ("soup", {})]
-    help_text = " ".join(CliRunner().invoke(kitchen, ["--help"]).output.split())
-    assert "Ovens that are hot. Default: 2." in help_text
-    assert re.search(r"How to cook \(slow, fast\)\.", help_text)
-    assert CliRunner().invoke(kitchen, ["--mode", "raw"]).exit_code == 2

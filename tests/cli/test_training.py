@@ -7,14 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.train.small import bert
-from serve.text_model import write
 from tanbr.cli import app
 from tanbr.errors import TanbrError
-from tanbr.lab import rivals
 from tanbr.lab.tasks import glue
 from tanbr.lab.train import pretrain
 from tanbr.lab.train.config import MINILM, Preset, Tuning
-from tanbr.router.config import RouterConfig
 from tanbr.tasks.card import read_card
 
 RUN = CliRunner()
@@ -64,30 +61,6 @@ def test_a_file_is_laid_over_a_preset(tmp_path: Path, monkeypatch: pytest.Monkey
     assert seen == [MINILM.model_copy(update={"steps": 7})]
     assert isinstance(RUN.invoke(app, ["pretrain", *arguments, "--adapters", "4"]).exception, Seen)
     assert (seen[1].adapters, seen[1].mergeable) == (4, 0.0)  # blends of adapters cannot be trained
-
-
-def test_finetune_heeds_the_router_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[RouterConfig] = []
-
-    def router(experts: int, tasks: int, seed: int, config: RouterConfig) -> None:
-        seen.append(config)
-        raise Seen
-
-    monkeypatch.setitem(rivals.ROUTERS, "tanbr", router)
-    (tmp_path / "t.toml").write_text("[router.default]\nbeta = 1.5\n")
-    done = RUN.invoke(app, ["finetune", "--config", f"{tmp_path}/t.toml", "--out", f"{tmp_path}/out"])
-    assert isinstance(done.exception, Seen)
-    assert seen[0].default.beta == 1.5
-    assert seen[0].default.own_experts == tuple(range(8))  # as the card says
-
-
-def test_finetune_of_a_t5_that_has_fewer_experts_than_there_are_tasks(tmp_path: Path) -> None:
-    write("t5_moe", tmp_path / "t5")
-    (tmp_path / "few.toml").write_text("[finetune]\nbatch = 4\nsteps = 1\n")
-    options = ["--router", "average", "--config", f"{tmp_path}/few.toml", "--out", f"{tmp_path}/out"]
-    done = RUN.invoke(app, ["finetune", f"{tmp_path}/t5", *options], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert set(json.loads((tmp_path / "out/untuned.json").read_text())) == {"average"}
 
 
 def test_pretrain_and_finetune_take_rows_of_ones_own(tmp_path: Path) -> None:

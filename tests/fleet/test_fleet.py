@@ -7,10 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.fakes import MADE_FOR, Cluster
-from tanbr.fleet.fleet import Hello, Report
-from tanbr.fleet.replica import ReportBox
-from tanbr.serve.messages import Broken
+from fleet.fakes import Cluster
 from tanbr.serve.records import ServiceError
 
 
@@ -23,21 +20,6 @@ def answering(cluster: Cluster, count: int) -> Cluster:
     for _ in range(count):
         cluster.born().step()
     return cluster
-
-
-def test_nothing_is_committed_before_all_are_ready() -> None:
-    cluster = answering(Cluster(), 2)
-    first, second = cluster.replicas
-    seen: list[tuple[int | None, int | None]] = []
-
-    def only_the_first() -> None:
-        first.step()
-        seen.append((first.link.at, second.link.at))
-
-    cluster.on_wait = [only_the_first] * 5
-    cluster.turn()
-    assert seen == [(0, 0)] * 5
-    assert (first.link.at, second.link.at) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -165,33 +147,6 @@ def test_a_replica_is_written_down_before_it_may_answer() -> None:
     with pytest.raises(ServiceError, match="full"):
         cluster.born()
     assert cluster.fleet.members == {}
-
-
-def test_strangers_must_say_hello_and_nobody_is_taken_in_before_anything_is_committed() -> None:
-    cluster = Cluster()
-    with pytest.raises(ServiceError, match="starting"):
-        cluster.fleet.hello(Hello("early", MADE_FOR))
-    cluster.turn()
-    assert not cluster.fleet.ask(Report("stranger", 0, answering=True), lambda report: None).result().known
-    assert not cluster.fleet.idle("stranger").known
-
-
-def test_a_lot_is_sent_again_until_it_is_taken_and_what_nobody_takes_does_not_grow_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tanbr.fleet.replica.KEPT", 3)
-    box = ReportBox()
-    assert box.lot() == (0, ())
-    box.put(Broken(1, 0))
-    number, lot = box.lot()
-    box.put(Broken(2, 0))
-    assert box.lot() == (number, lot) == (1, (Broken(1, 0),))
-    box.taken(number - 1)  # of an older one: nothing is forgotten
-    assert box.lot() == (number, lot)
-    box.taken(number)
-    for version in range(10):
-        box.put(Broken(version, 0))
-    assert box.lot() == (2, tuple(Broken(version, 0) for version in (7, 8, 9)))
 
 
 EVENTS = st.sampled_from(["step", "lose report", "lose reply", "die", "hang", "born", "kill learner", "leave"])

@@ -18,20 +18,6 @@ def test_what_is_held_and_what_is_asked_never_meet() -> None:
         assert not {row.text for row in held} & {row.text for row in made.stream[name]}
 
 
-def test_the_first_held_rows_of_every_task() -> None:
-    made = corpus.generated()
-    assert {len(rows) for rows in made.first_held(5).values()} == {5}
-    with pytest.raises(DataError, match=r"has only 600 held rows; ask for at most as many \(--rows\)"):
-        made.first_held(601)
-
-
-def test_a_taught_monitor_knows_the_tasks() -> None:
-    made = corpus.generated()
-    recogniser = made.taught_monitor(MonitorConfig(), seed=0).snapshot()
-    row = made.stream["sentiment"][0]
-    assert made.tasks[recogniser.recognise([row.text]).posteriors[0].argmax()].name == "sentiment"
-
-
 def test_a_monitor_may_leave_the_first_rows_alone() -> None:
     """What a survey measures on them with its posteriors would flatter it otherwise."""
     made = corpus.generated()
@@ -59,12 +45,6 @@ def test_own_rows_are_in_three_parts_that_never_meet(tmp_path) -> None:
     assert data.name == tmp_path.name
 
 
-def test_the_fewest_rows_still_fill_every_part(tmp_path) -> None:
-    (tmp_path / "mood.csv").write_text("text,label\na,0\nb,1\nc,0\nd,1\ne,0\n")
-    data = Dataset(str(tmp_path))
-    assert [len(part["mood"]) for part in (*data.divided(), data.dev())] == [3, 1, 1]
-
-
 def test_glue_is_known_by_its_folders(tmp_path) -> None:
     (tmp_path / "CoLA").mkdir()
     (tmp_path / "notes.csv").write_text("text,label\n")
@@ -72,10 +52,3 @@ def test_glue_is_known_by_its_folders(tmp_path) -> None:
     assert (data.name, data.tasks) == ("GLUE", glue.TASKS)
     with pytest.raises(DataError, match="cannot read CoLA"):
         data.divided()
-
-
-def test_a_place_that_is_not_there_is_refused(tmp_path) -> None:
-    with pytest.raises(DataError, match="no GLUE folder"):
-        Dataset(str(tmp_path / "none")).divided()
-    with pytest.raises(DataError, match="cannot read"):
-        Dataset(str(tmp_path / "none.csv")).divided()

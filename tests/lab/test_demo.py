@@ -54,13 +54,6 @@ def test_the_figures_are_the_comparison(done: Demo) -> None:
     assert figures["methods"]["best per slot"]["regret_per_slot"] == 0.0
 
 
-def test_the_report_stands_alone(done: Demo) -> None:
-    page = done.report.read_text()
-    assert page.count("<svg") == 4
-    assert not re.findall(r'(?:src|href)="(?!#)[^"]+"', page)  # nothing to fetch
-    assert "best fixed" in page
-
-
 def test_a_folder_that_cannot_be_written_is_found_out_before_the_work(moe: Moe, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot write"):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import tanbr
 from tanbr.cli import app
-from tanbr.errors import CheckpointError, ConfigError
+from tanbr.errors import CheckpointError
 from tanbr.lab.tasks import tiny
 from tanbr.serve.dense import DenseModel
 from tanbr.tasks.card import read_card
@@ -96,26 +96,6 @@ def test_survey_grams_and_simulate_take_lists_of_experts_and_rows_of_ones_own(fo
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "o" / "simulate.json").read_text())["methods"]
     assert found["tags"]["reward"]["mean"] > found["average"]["reward"]["mean"]
-
-
-def test_a_survey_of_fewer_blends_than_it_needs_is_refused(folder: Path, tmp_path: Path) -> None:
-    done = RUN.invoke(app, ["survey", *listed_rows(folder), "--blends", "3", "--out", f"{tmp_path}/survey.json"])
-    assert isinstance(done.exception, ConfigError)
-    assert "give --blends 4 or more" in str(done.exception)
-    assert not list(tmp_path.iterdir())
-
-
-def test_folders_named_like_tasks_are_their_experts(folder: Path, tmp_path: Path) -> None:
-    named = [word for task in TASKS for word in ("--expert", str(folder / task.name))]
-    done = RUN.invoke(
-        app,
-        [
-            "simulate", str(folder / "base"), *named, "--data", str(folder / "rows"), "--slots", "2", "--requests", "8",
-            "--methods", "average,tags", "--out", f"{tmp_path}/o",
-        ],
-        catch_exceptions=False,
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
 
 
 def test_what_a_list_says_of_merging_holds_in_every_command(folder: Path, tmp_path: Path) -> None:

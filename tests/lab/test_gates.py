@@ -1,65 +1,194 @@
-import math
+"""Rivals with trained gates: on the smallest model, by hand; and on whole ones."""
+
+from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from moe.tiny import K, build
 from tanbr.errors import InputError
-from tanbr.lab.gates import add_gates, gates_of, gumbel, heard, real_tokens
-from tanbr.moe.layer import TokenRouting, routed, sites_of
+from tanbr.lab import gates
+from tanbr.lab.gates import Reinforce, Smear, Switch, add_gates, gates_of, gumbel, load_balance, real_tokens
+from tanbr.moe.families.bert import BertMoeForSequenceClassification
+from tanbr.moe.layer import ExpertFfn, ExpertLinear, MoeSite, sites_of
 
-IDS = torch.tensor([[5, 6, 7], [8, 9, 0]])
-
-
-def test_fresh_gates_come_from_the_seed() -> None:
-    drawn = []
-    for seed in (1, 1, 2):
-        model = build("bert_moe")
-        with pytest.raises(InputError, match="add_gates"):
-            gates_of(model)
-        add_gates(model, seed=seed)
-        assert model.config.router
-        drawn.append(torch.stack([gate.weight for gate in gates_of(model)]).detach())
-    assert drawn[0].shape == (len(sites_of(model)), K, 32)
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
-    assert drawn[0].std() == pytest.approx(0.02, rel=0.2)
+D = 3
+RIVALS = {"switch": Switch, "rl": Reinforce, "smear": Smear}
+each = pytest.mark.parametrize("make", RIVALS.values(), ids=RIVALS)
 
 
-def test_what_gates_say_is_heard_and_can_be_changed() -> None:
-    model = build("bert_moe")
-    add_gates(model)
-    with torch.no_grad(), routed(model, TokenRouting(normalise=True)):
-        with heard(model) as said:
-            plain = model(input_ids=IDS).logits
-        with heard(model, lambda logits: -logits) as turned:
-            other = model(input_ids=IDS).logits
-        again = model(input_ids=IDS).logits
-    assert len(said) == len(sites_of(model))
-    first, gate = said[0], gates_of(model)[0]
-    assert first.seen.shape == (6, 32)
-    assert torch.equal(first.logits, gate(first.seen))
-    assert torch.equal(first.choice, first.logits.argmax(dim=1))
-    assert torch.equal(turned[0].choice, turned[0].logits.argmin(dim=1))
-    assert not torch.allclose(plain, other)
-    assert torch.equal(plain, again)  # nothing is left behind
-    assert len(said) == len(sites_of(model))
+class Site(MoeSite):
+    """One site whose two experts double a token, and turn it around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = (ExpertLinear(2, D, D, bias=False, std=1.0) for _ in range(2))
+        self.inner.weight.data = torch.eye(D).repeat(2, 1, 1)
+        self.outer.weight.data = torch.stack([2 * torch.eye(D), -torch.eye(D)])
+        self.gate = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ExpertFfn([self.inner], self.outer, nn.Identity(), nn.Identity())(x, self)
 
 
-def test_padding_is_known_at_every_site() -> None:
-    model = build("t5_moe", decoder_start_token_id=0)
-    inputs = {"attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]])}
-    with pytest.raises(InputError, match="labels"):
-        real_tokens(model, inputs)
-    real = real_tokens(model, inputs | {"labels": torch.tensor([[4, -100], [5, 6]])})
-    encoder, decoder = real[: len(real) // 2], real[len(real) // 2 :]
-    assert all(flags.tolist() == [[True, True, True], [True, True, False]] for flags in encoder)
-    assert all(flags.tolist() == [[True, False], [True, True]] for flags in decoder)
+class Toy(nn.Module):
+    """Takes tokens (n, length, D) as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(router=False)
+        self.site = Site().requires_grad_(requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.site(x)
+        return y
 
 
-def test_the_highest_noisy_logit_is_a_draw_from_the_softmax() -> None:
+def sorted_tokens(rows: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw rows whose tokens' first entry says which expert is right for all of them, and what that expert makes."""
+    x = torch.randn(rows, 4, D, generator=rng)
+    positive = torch.arange(rows) % 2 == 0
+    x[..., 0] = torch.where(positive, 1.0, -1.0)[:, None]
+    return x, torch.where(positive[:, None, None], 2 * x, -x)
+
+
+@each
+@pytest.mark.parametrize("family", ["bert_moe", "t5_moe"])
+def test_a_step_teaches_the_gates_and_padding_changes_no_answer(make, family) -> None:
+    model = build(family, **({"decoder_start_token_id": 0} if family == "t5_moe" else {}))
+    rival = make(model)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]]) * mask, "attention_mask": mask}
+    if family == "t5_moe":
+        inputs["labels"] = torch.tensor([[4, 5], [6, -100]])
+
+    def row_losses() -> Tensor:
+        logits = model(**inputs).logits
+        if family == "t5_moe":
+            return F.cross_entropy(logits.transpose(1, 2), inputs["labels"], reduction="none").sum(dim=1)
+        return F.cross_entropy(logits, torch.arange(2), reduction="none")
+
+    first, second = (rival.loss(inputs, row_losses, torch.Generator().manual_seed(7)) for _ in range(2))
+    assert torch.equal(first, second)
+    first.backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in rival.trained())
+    assert all(site.routing is None for site in sites_of(model))  # a rival leaves the model as it found it
+    longer = {name: F.pad(value, (0, 3)) if name != "labels" else value for name, value in inputs.items()}
+    with torch.inference_mode(), rival.serving():
+        torch.testing.assert_close(model(**longer).logits, model(**inputs).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_gates_come_from_the_seed_and_are_saved_with_the_model(tmp_path) -> None:
+    model, twin, other = (build("bert_moe") for _ in range(3))
+    with pytest.raises(InputError, match="add_gates"):
+        gates_of(model)
+    for one, seed in ((model, 5), (twin, 5), (other, 6)):
+        add_gates(one, seed=seed)
+    first, same, unlike = (torch.stack([gate.weight for gate in gates_of(one)]) for one in (model, twin, other))
+    assert first.shape == (len(sites_of(model)), K, 32)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, unlike)
+    model.save_pretrained(tmp_path)
+    kept = Switch(BertMoeForSequenceClassification.from_pretrained(tmp_path), seed=6)
+    assert torch.equal(kept.trained()[0], first[0])  # a gate that is there is not drawn anew
+
+
+@each
+def test_it_learns_which_expert_is_right(make) -> None:
+    model = Toy()
+    rival = make(model)
+    optimizer = torch.optim.Adam(rival.trained(), lr=0.1)
+    rng = torch.Generator().manual_seed(0)
+
+    def served() -> float:
+        x, target = sorted_tokens(64, torch.Generator().manual_seed(99))
+        with torch.inference_mode(), rival.serving():
+            return float((model(x) - target).square().mean())
+
+    before = served()
+    for _ in range(120):
+        x, target = sorted_tokens(8, rng)
+        loss = rival.loss(
+            {"attention_mask": torch.ones(8, 4)},
+            lambda x=x, target=target: (model(x) - target).square().mean(dim=(1, 2)),
+            rng,
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert served() < 0.1 * before
+
+
+def test_switch_adds_the_balance_of_real_tokens_to_the_loss() -> None:
+    model = Toy()
+    rival = Switch(model, balance=0.5)
+    rival.trained()[0].data = torch.tensor([[2.0, 0, 0], [0, 2.0, 0]])
+    x = torch.tensor([[[1.0, 0, 0], [0, 1.0, 0], [0, 5.0, 0]]])  # the last token is padding
+    loss = rival.loss(
+        {"attention_mask": torch.tensor([[1, 1, 0]])},
+        lambda: model(x)[:, :2].square().sum(dim=(1, 2)),
+        torch.Generator(),
+    )
+    p = float(torch.tensor([2.0, 0.0]).softmax(0)[0])
+    assert float(loss.detach()) == pytest.approx((2 * p) ** 2 + p**2 + 0.5 * 1.0)  # experts scaled by p; even load
+    assert float(load_balance(torch.tensor([[100.0, 0, 0, 0]] * 5))) == pytest.approx(4.0)  # all to one expert
+
+
+@pytest.mark.parametrize("baseline", [0.0, -3.0])
+def test_the_gradient_of_rl_is_that_of_the_expected_loss(monkeypatch, baseline) -> None:
+    torch.manual_seed(0)
+    model = Toy()
+    rival = Reinforce(model, balance=0.0)
+    rival.baselines[0].bias.data.fill_(baseline)
+    gate = rival.trained()[0]
+    gate.data = torch.randn(2, 3)
+    x, target = torch.randn(1, 2, 3), torch.randn(1, 2, 3)
+
+    def row_losses() -> Tensor:
+        y = model(x)
+        seen.append((y - target).square().sum(dim=(1, 2)) * (1 + y.sum().square()))  # tokens' choices interact
+        return seen[-1]
+
+    seen, estimate, expected_loss = [], torch.zeros_like(gate), torch.zeros(())
+    for experts in product(range(2), repeat=2):
+        forced = 1e6 * F.one_hot(torch.tensor(experts), 2)
+        monkeypatch.setattr(gates, "gumbel", lambda logits, rng, forced=forced: forced)
+        gate.grad = None
+        rival.loss({"attention_mask": torch.ones(1, 2)}, row_losses, torch.Generator()).backward()
+        chance = F.linear(x[0], gate).softmax(dim=-1)[range(2), experts].prod()
+        estimate += chance.detach() * gate.grad
+        expected_loss = expected_loss + chance * seen[-1].sum()
+    gate.grad = None
+    expected_loss.backward()
+    torch.testing.assert_close(estimate * 2, gate.grad)  # the policy's loss is a mean over the row's two tokens
+
+
+def test_rl_draws_from_the_softmax_and_serves_the_likeliest_expert_as_it_is() -> None:
     logits = torch.tensor([1.0, 0.0, -1.0])
     drawn = gumbel(logits.expand(20_000, 3), torch.Generator().manual_seed(0)).argmax(dim=1)
-    torch.testing.assert_close(
-        drawn.bincount() / 20_000, logits.softmax(dim=0), rtol=0, atol=6 * math.sqrt(0.25 / 20_000)
-    )
+    torch.testing.assert_close(drawn.bincount() / 20_000, logits.softmax(dim=0), rtol=0, atol=0.02)
+    model = Toy()
+    rival = Reinforce(model)
+    rival.trained()[0].data = torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]])
+    with rival.serving():
+        served = model(torch.tensor([[[0.1, 2.0, 0.0], [-0.1, 2.0, 0.0]]]))
+    torch.testing.assert_close(served, torch.tensor([[[0.2, 4.0, 0.0], [0.1, -2.0, 0.0]]]))
+
+
+def test_smear_merges_by_the_gates_probabilities() -> None:
+    model = Toy()
+    rival = Smear(model)
+    rival.trained()[0].data = torch.tensor([[3.0, 0, 0], [0, 0, 0]])
+    x = torch.tensor([[[1.0, 6.0, 0.0], [-1.0, 0.0, 6.0]]])
+    p = torch.tensor([3.0, 0.0]).softmax(dim=0)[0]  # chance that the first token is doubled; the second's: 1 − p
+    with rival.serving():
+        expected = torch.stack([(2 * p - (1 - p)) * x[0, 0], (2 * (1 - p) - p) * x[0, 1]])
+        torch.testing.assert_close(model(x)[0], expected)
+
+
+def test_an_encoder_decoder_must_say_which_tokens_of_its_answers_are_real() -> None:
+    with pytest.raises(InputError, match="labels"):
+        real_tokens(build("t5_moe"), {"attention_mask": torch.ones(2, 3)})

@@ -63,11 +63,6 @@ def test_a_wrong_name_is_explained(name: str, says: str) -> None:
         method(name)
 
 
-def test_nothing_to_compare() -> None:
-    with pytest.raises(ConfigError, match="no methods"):
-        methods([""])
-
-
 @pytest.mark.parametrize("answers_by", ["labels", "posterior"])
 def test_the_un_merged_moe_without_tags_is_the_tagged_one_where_requests_are_recognised(
     moe: Moe, answers_by: AnswersBy

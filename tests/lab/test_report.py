@@ -5,13 +5,11 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from playwright.sync_api import Browser
 
 from lab.test_standings import outcome, standings
 from tanbr.lab import pictures
 from tanbr.lab.compare import Comparison
-from tanbr.lab.pictures import MOST
 from tanbr.lab.report import lay_out, markdown, write, write_report
 from tanbr.lab.standings import Standings
 from tanbr.router import Tanbr
@@ -83,30 +81,6 @@ def test_one_slot_of_one_method_in_which_a_task_never_came(tmp_path: Path) -> No
     assert json.loads((tmp_path / "simulate.json").read_text())["facts"] == {"slots": 1}
 
 
-NAMES = [
-    "tanbr", "tanbr+survey", "average", "fisher", "regmean", "best-fixed", "nucb", "vector-gp", "random",
-    "proportional", "best-per-slot", "tags",
-]  # fmt: skip
-
-
-def many() -> Standings:
-    runs = [outcome(seed, name, np.full(30, 0.3 + 0.05 * i)) for seed in (0, 1) for i, name in enumerate(NAMES)]
-    return Standings.of(runs, tasks=("one", "two"), mixes={seed: np.tile([0.5, 0.5], (30, 1)) for seed in (0, 1)})
-
-
-def lines(canvas: Figure) -> int:
-    return max(sum(len(line.get_xdata()) > 2 for line in axis.get_lines()) for axis in canvas.axes)
-
-
-def test_no_picture_has_more_lines_than_can_be_told_apart() -> None:
-    first = ["tanbr", "tanbr+survey", "proportional", "average", "best-per-slot", "tags"]
-    shown = pictures.shown(many())  # the subject, its best variant, the best rival, the average, the bounds
-    assert shown == [*first, "random", "vector-gp"]  # and what earned most
-    comparisons = list(many().comparisons.values())
-    for draw in (pictures.rewards, pictures.regret):
-        assert 2 <= lines(draw(comparisons, NAMES, bounds=())) <= MOST
-
-
 def test_the_dial_has_a_line_for_each_method_that_holds_several_models_and_a_level_for_each_other(
     tmp_path: Path,
 ) -> None:
@@ -124,10 +98,3 @@ def test_the_dial_has_a_line_for_each_method_that_holds_several_models_and_a_lev
     memory = json.loads((tmp_path / "simulate.json").read_text())["memory_mb"]
     assert memory == {"1": 10.0, "2": 20.0, "3": 30.0}
     assert (tmp_path / "dial.png").stat().st_size > 1_000
-
-
-def test_losses_of_many_tasks_are_drawn_and_of_none(tmp_path: Path) -> None:
-    """An empty curve is that of a run that was finished before."""
-    curves = {f"task {v}": ([2, 4], [0.5, 0.4]) for v in range(9)} | {"empty": ([], [])}
-    assert pictures.draw_losses(curves, tmp_path / "a.png").stat().st_size > 1_000
-    assert pictures.draw_losses({"empty": ([], [])}, tmp_path / "b.png").exists()

@@ -74,12 +74,3 @@ def test_the_defaults_as_toml_read_back_equal_and_say_what_each_field_is(tmp_pat
     text = settings.to_toml(Config())
     assert "# Most texts in a batch.\nbatch = 32\n" in text
     assert "# slot_requests = (not set)\n" in text
-
-
-def test_one_section_as_toml(tmp_path: Path) -> None:
-    (tmp_path / "t.toml").write_text(settings.to_toml(Config(), section="serve.rewards"))
-    assert settings.load(tmp_path / "t.toml") == Config()
-    assert "[router]" not in settings.to_toml(Config(), section="serve")
-    assert "[serve.rewards]" in settings.to_toml(Config(), section="serve")
-    with pytest.raises(ConfigError, match=r"no section 'serv'; there are router, router.paper"):
-        settings.to_toml(Config(), section="serv")

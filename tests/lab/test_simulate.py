@@ -10,10 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from elsewhere import elsewhere
 from lab.copies import copy, of_experts
-from tanbr.errors import CheckpointError, ConfigError, DataError, InputError, StateError, TanbrError
+from tanbr.errors import CheckpointError, ConfigError, DataError, StateError, TanbrError
 from tanbr.lab import simulate as simulating
 from tanbr.lab.corpus import generated
-from tanbr.lab.methods import method
 from tanbr.lab.simulate import Outcome, Study, simulate
 from tanbr.lab.survey import survey_to
 from tanbr.merge import Moe
@@ -21,7 +20,6 @@ from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card, write_card
-from tanbr.types import Decision
 
 NAMES = ["tanbr", "tanbr+oracle", "average", "best-fixed", "tags", "best-per-slot"]
 
@@ -71,21 +69,6 @@ def test_results_of_other_settings_are_not_mixed(study: Study, done: tuple[Path,
         simulate(replace(study, alpha=0.1), ["average"], [0], out=out)
     facts = json.loads(place(out, "tanbr").read_text())["facts"]
     assert "/" not in json.dumps(facts)  # no place of a machine
-
-
-class Crooked:
-    """A third party's router that leaves the simplex in its third slot."""
-
-    def __init__(self, experts: int, tasks: int, *, seed: int) -> None:
-        self.experts, self.asked = experts, 0
-
-    def ask(self, task_mix: np.ndarray) -> Decision:
-        self.asked += 1
-        return Decision(self.asked, np.asarray(task_mix), np.full(self.experts, 0.125 if self.asked < 3 else 0.3))
-
-    def tell(self, *_: object) -> None: ...
-
-    def save(self, path: object) -> None: ...
 
 
 MINE = """
@@ -159,13 +142,6 @@ def test_what_clients_send_back_and_what_routers_are_told_decide_the_results(stu
     np.testing.assert_array_equal(scored, [scored[0]] * 3)
     with pytest.raises(ConfigError, match="leave it out, or --card none"):
         simulate(replace(study, card="none"), ["proportional"], [0], out=tmp_path)
-
-
-def test_a_bad_router_is_named_and_costs_the_others_nothing(study: Study, tmp_path: Path) -> None:
-    crooked = f"{__name__}:Crooked"
-    with pytest.raises(InputError, match=r"Crooked, seed 0, slot \d: .*blend must sum to 1 \(got 2.4\)"):
-        simulate(study, [crooked, "average"], [0], out=tmp_path)
-    assert [file.name for file in (tmp_path / "runs").iterdir()] == ["seed0-average.json"]
 
 
 def test_a_dense_checkpoint_answers_as_it_is(study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path) -> None:
@@ -251,14 +227,6 @@ def test_a_survey_goes_on_where_it_stopped(moe: Moe, tmp_path: Path, monkeypatch
         replace(loaded, model_sha256="0").check(moe, corpus.tasks, path)
     with pytest.raises(DataError, match="is about a, b"):
         replace(loaded, tasks=("a", "b")).check(moe, corpus.tasks, path)
-
-
-def test_a_warm_start_counts_the_rows_behind_a_survey(study: Study) -> None:
-    bench = study.bench()
-    cold, warm = (method(name).contestant(bench, mixes=np.eye(8)[:1], seed=0) for name in ("tanbr", "tanbr+survey"))
-    mix = np.full(8, 1 / 8)
-    unsure, sure = (one.learner.router.ask(mix).why.uncertainty for one in (cold, warm))
-    assert sure < 0.6 * unsure
 
 
 def test_outcomes_are_the_same_elsewhere(study: Study, tmp_path: Path) -> None:

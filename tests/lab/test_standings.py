@@ -7,8 +7,6 @@ from tanbr.lab.simulate import Outcome
 from tanbr.lab.standings import Standings
 from tanbr.types import FloatArray, SlotRecord
 
-RNG = np.random.default_rng(0)
-
 
 def outcome(seed: int, method: str, rewards: FloatArray, figures: tuple[float, float] = (0.5, np.nan)) -> Outcome:
     records = [

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from lab.train import small
 from tanbr.errors import ConfigError
 from tanbr.lab.corpus import Dataset, Rows
-from tanbr.lab.studies import ablation, monitor, regret
+from tanbr.lab.studies import monitor, regret
 from tanbr.lab.studies.broken_expert import broken
-from tanbr.lab.studies.regret import Scenario
+from tanbr.lab.studies.regret import Scenario, World, played
 from tanbr.lab.studies.reward_maps import MAPS, BestBlends
 from tanbr.lab.train.checkpoints import load
 from tanbr.lab.train.upcycle import ffn_names
@@ -39,27 +39,22 @@ def test_the_regret_study_tells_routers_apart_and_keeps_its_runs(tmp_path: Path)
     assert mean["tanbr"] < mean["random"]
     assert (tmp_path / "r.md").read_text().count("| random |") == 1
     with pytest.raises(ConfigError, match="unknown router 'nucb:room=0'"):
-        regret.router("nucb:room=0", Scenario("bumps", "fixed", 0))
+        played("nucb:room=0", World(Scenario("bumps", "fixed", 0, slots=3)))
 
 
-def test_the_ablation_turns_parts_off_and_keeps_its_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for part in ablation.PARTS.values():
-        ablation.without(part, lambda _: 0.0)  # the router still has it
-    few = {name: ablation.PARTS[name] for name in (ablation.WHOLE, "optimism")}
-    monkeypatch.setattr(ablation, "PARTS", few)
-    monkeypatch.delitem(ablation.WORLDS, "requests, experts unknown")
-    asked = ["--seeds", "0,1", "--slots", "4", "--out", str(tmp_path)]
-    ablation.main(asked)
-    kept = json.loads((tmp_path / "maps-seed0.json").read_text())["result"]
-    assert kept[ablation.WHOLE] != kept["optimism"]
-    shown = capsys.readouterr().out
-    assert shown.splitlines()[0] == "| without | requests, experts known | maps | maps, replaced |"
-    assert shown == (tmp_path / "ablation.md").read_text()
-    monkeypatch.setattr(ablation, "do", None)  # nothing is run again
-    ablation.main(asked)
-    assert capsys.readouterr().out == shown
+def test_parts_of_the_router_can_be_switched_off_on_maps_and_on_requests(tmp_path: Path) -> None:
+    world = World(Scenario("bumps", "fixed", 0, slots=3))
+    for part in regret.PARTS:
+        played(f"tanbr:{part}", world)  # the router still has it
+    names = f"tanbr,tanbr:{regret.PARTS[3]}"
+    asked = ["--suite", "requests", "--slots", "6", "--routers", names]
+    regret.main([*asked, "--out", str(tmp_path / "r.json")])
+    runs = json.loads((tmp_path / "r.json").read_text())["runs"]
+    earned = {(run["family"], run["router"]): run["mean"] for run in runs}
+    assert len(earned) == 4
+    assert len(set(earned.values())) > 1
+    with pytest.raises(SystemExit):
+        regret.main([*asked, "--conditions", "noise 0.15"])
 
 
 def test_the_monitor_study_measures_what_it_is_asked_for(tmp_path: Path) -> None:

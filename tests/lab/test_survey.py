@@ -1,13 +1,19 @@
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from tanbr.cli import app
 from tanbr.errors import ConfigError, DataError
 from tanbr.lab.corpus import generated
-from tanbr.lab.survey import candidates, even_groups, survey, survey_path, survey_to
+from tanbr.lab.simulate import Study, simulate
+from tanbr.lab.survey import candidates, survey, survey_path, survey_to
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
+from tanbr.moe import embedded
 from tanbr.monitor.config import MonitorConfig
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
@@ -20,17 +26,6 @@ def test_each_expert_is_best_at_its_own_task(moe: Moe) -> None:
     own, uniform = np.diag(measured.rewards[:8]), measured.rewards[8]
     assert (measured.rewards[:8].argmax(axis=0) == np.arange(8)).sum() >= 7
     assert (own - uniform > 0.1).sum() >= 4
-
-
-def test_laid_out_blends_start_with_each_expert_alone_and_all_alike() -> None:
-    for blends in (candidates(4), even_groups(4)):
-        np.testing.assert_array_equal(blends[:4], np.eye(4))
-        np.testing.assert_allclose(blends[4], 1 / 4)
-        np.testing.assert_allclose(blends.sum(axis=1), 1.0)
-    groups = even_groups(4)
-    assert len({blend.tobytes() for blend in groups}) == 15
-    np.testing.assert_array_equal((groups[5:] > 0).sum(axis=1), [2] * 6 + [3] * 4)
-    assert all(len(set(blend[blend > 0])) == 1 for blend in groups)
 
 
 def test_a_survey_of_answers_by_the_posterior_is_another_one(moe: Moe, tmp_path: Path) -> None:
@@ -56,3 +51,22 @@ def test_more_blends_than_are_laid_out_are_refused(moe: Moe, tmp_path: Path, *, 
     with pytest.raises(ConfigError, match=f"1 to {most} blends"):
         survey_to(tmp_path / "s.json", moe, generated(), blends=most + 1, rows=2, groups=groups, command="test")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_survey_of_blends_merged_by_regression_is_one_of_its_own(tmp_path: Path) -> None:
+    shutil.copytree(embedded.path(), tmp_path / "moe")
+    asked = ["survey", str(tmp_path / "moe"), "--grams", "regression", "--rows", "16"]
+    assert CliRunner().invoke(app, asked, catch_exceptions=False).exit_code == 0
+    study = Study(tmp_path / "moe", slots=4, requests=64, survey=tmp_path / "moe/survey.json")
+    with pytest.raises(DataError, match="tanbr survey --method regression"):
+        simulate(study, ["best-fixed+regression"], [0], out=tmp_path)
+    path = tmp_path / "survey.json"
+    bench = study.bench()
+    merged = bench.merging("regression").moe
+    survey_to(survey_path(path, "regression"), merged, generated(), blends=9, rows=8, command="tanbr survey")
+    assert Survey.load(survey_path(path, "regression")).method == "regression"
+    shutil.copy(study.survey or "", path)
+    simulate(replace(study, survey=path), ["best-fixed+regression", "best-fixed"], [0], out=tmp_path)
+    shutil.copy(survey_path(path, "regression"), path)
+    with pytest.raises(DataError, match="merged by regression"):
+        replace(study, survey=path).bench()

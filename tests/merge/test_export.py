@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 import tanbr.merge
 from moe.tiny import build, load_plain, logits
-from tanbr.cli.merging import app, parse_blend
-from tanbr.errors import CheckpointError, InputError, OutputError, TanbrError
+from tanbr.cli.merging import app
+from tanbr.errors import CheckpointError, InputError, OutputError
 from tanbr.moe import writing
 
 
@@ -81,14 +81,6 @@ def test_the_certificate_fails_when_a_factor_is_lost(tmp_path, monkeypatch) -> N
     assert not (tmp_path / "out").exists()
 
 
-def test_blends_on_the_command_line() -> None:
-    for text, blend in (("even", UNIFORM), ("one-hot:2", [0, 0, 1, 0]), ("0.5,0.5,0,0", [0.5, 0.5, 0, 0])):
-        assert parse_blend(text, experts=4) == blend
-    for text in ("", "half", "one-hot:4", "one-hot:", "one-hot:1,2", "0.5;0.5"):
-        with pytest.raises(InputError, match="one-hot"):
-            parse_blend(text, experts=4)
-
-
 def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
@@ -105,16 +97,3 @@ def test_what_inspect_calls_unmergeable_is_merged_by_force_only(folder, tmp_path
     one = run("merge", folder, tmp_path / "one", "--blend", "one-hot:1")  # which blends nothing
     assert one.exit_code == 0, one.output
     assert json.loads((tmp_path / "one" / "certificate.json").read_text())["blend"] == [0, 1, 0, 0]
-
-
-def test_experts_of_one_ancestor_are_merged_without_force(related, tmp_path) -> None:
-    result = run("merge", related, tmp_path / "out", "--blend", "even", "--method", "ties:density=0.3")
-    assert result.exit_code == 0, result.output
-    assert json.loads((tmp_path / "out" / "certificate.json").read_text())["method"] == "ties:density=0.3"
-
-
-@pytest.mark.parametrize("arguments", ["--blend 0.5,0.5", "--blend 0.5,0.5,0.5,0.5", "--mode moe --blend even", ""])
-def test_merge_command_refuses(folder, tmp_path, arguments) -> None:
-    result = run("merge", folder, tmp_path / "out", *arguments.split())
-    assert isinstance(result.exception, TanbrError)
-    assert not (tmp_path / "out").exists()

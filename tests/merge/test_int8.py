@@ -14,18 +14,6 @@ def batches(n=4):
     return [{"input_ids": torch.randint(3, 64, (8, 9), generator=generator)} for _ in range(n)]
 
 
-def test_a_linear_map_in_int8_is_near() -> None:
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(300, 200)
-    with torch.no_grad():
-        linear.weight[7] *= 100  # a loud channel must not drown the others: scales are per channel
-        linear.weight[9] = 0
-    x = torch.randn(50, 300)
-    exact, rounded = linear(x).detach(), Int8Linear(linear)(x)
-    error = (exact - rounded).norm(dim=0) / exact.norm(dim=0)
-    assert float(error.max()) < 0.03
-
-
 def test_no_sum_overflows_at_the_ends_of_the_range() -> None:
     linear = torch.nn.Linear(512, 16, bias=False)
     torch.nn.init.constant_(linear.weight, 1.0)

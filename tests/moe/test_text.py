@@ -2,7 +2,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from serve.text_model import write
@@ -52,17 +51,6 @@ def test_what_is_left_out_is_counted_and_special_tokens_stay(folder: Path) -> No
     left = encode.encode([" ".join(words)], side="left").columns["input_ids"][0]
     assert list(left) == [whole[0], *whole[-7:]]
     assert list(encode.encode([" ".join(words)]).columns["input_ids"][0]) == list(rows[0])  # and back again
-
-
-def test_rows_are_padded_to_the_longest_on_either_side(folder: Path) -> None:
-    encode = encoder(folder)
-    columns = {"input_ids": [[5, 6, 7], [8]], "attention_mask": [[1, 1, 1], [1]]}
-    pad = encode.tokenizer.pad_token_id
-    assert encode.pad(columns)["input_ids"].tolist() == [[5, 6, 7], [8, pad, pad]]
-    padded = encode.pad(columns, left=True)
-    assert padded["input_ids"].tolist() == [[5, 6, 7], [pad, pad, 8]]
-    assert padded["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert padded["input_ids"].dtype == np.int64
 
 
 def test_a_tokenizer_that_is_missing_or_too_large_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -37,10 +37,3 @@ def test_too_few_requests_are_not_clustered() -> None:
     closed = monitor.close_slot()
     assert closed.forecast == pytest.approx([1 / 3] * 3)
     assert closed.requests == 2
-
-
-def test_one_kind_of_request_only_is_fine() -> None:
-    monitor = Monitor(NAMES, "clusters")
-    posteriors = monitor.observe(["the same"] * 300 + [f"word{number}" for number in range(60)])
-    assert posteriors.sum(axis=1) == pytest.approx(np.ones(360))
-    assert monitor.close_slot().estimate.sum() == pytest.approx(1)

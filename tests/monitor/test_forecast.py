@@ -46,16 +46,3 @@ def test_a_steady_mix_is_steadier_than_its_slots() -> None:
     move, slot_move = np.mean(moves, axis=0)
     assert error < 0.5 * slot_error
     assert move < 0.25 * slot_move
-
-
-def test_a_drift_is_followed_more_closely_than_with_a_fixed_gain() -> None:
-    mixes = [OLD + (NEW - OLD) * step / 100 for step in range(100)]
-    forecasts, _ = run(mixes, 1024)
-    rng = np.random.default_rng(0)
-    fixed = mixes[0]
-    fixed_errors, errors = [], []
-    for slot, mix in enumerate(mixes[:-1]):
-        fixed = 0.7 * fixed + 0.3 * seen(mix, 1024, rng).mix
-        fixed_errors.append(np.abs(fixed - mixes[slot + 1]).sum())
-        errors.append(np.abs(forecasts[slot] - mixes[slot + 1]).sum())
-    assert np.mean(errors[20:]) < np.mean(fixed_errors[20:])

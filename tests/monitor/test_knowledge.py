@@ -51,17 +51,3 @@ def test_posteriors_are_those_under_a_uniform_prior(sizes: list[int]) -> None:
     truth = densities / densities.sum(axis=1, keepdims=True)
     # Sampling error of a logit's slope and offset from n texts is about 2/√n, of a probability a quarter of that.
     assert np.abs(fitted.posteriors(asked) - truth).max() < 4 * 2 / np.sqrt(min(sizes)) / 4 * 2
-
-
-@pytest.mark.usefixtures("one_product")
-def test_an_input_far_away_is_no_surer_than_the_clip() -> None:
-    fitted = calibrate(*drawn([50, 50, 50]))
-    assert np.array_equal(fitted.posteriors(np.array([[1e6]])), fitted.posteriors(np.array([[1e3]])))
-
-
-@pytest.mark.usefixtures("one_product")
-def test_separable_tasks_and_a_constant_input_are_fine() -> None:
-    inputs = np.column_stack([np.repeat([-1.0, 1.0], 10), np.ones(20)])
-    posteriors = calibrate(inputs, np.repeat([0, 1], 10)).posteriors(inputs)
-    assert (posteriors.argmax(axis=1) == np.repeat([0, 1], 10)).all()
-    assert np.isfinite(posteriors).all()

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from monitor.small import TASKS, history, make, taught, traffic
 from tanbr.errors import InputError, SettingsError, StateError
@@ -21,7 +19,6 @@ from tanbr.types import SlotMix, Text
 
 MIX = {"weather": 30, "question": 20, "pair": 50}
 REQUESTS = traffic(MIX, 4)
-any_text = st.text(max_size=30) | st.tuples(st.text(max_size=20), st.text(max_size=20))
 
 Fresh = Callable[[], Monitor]
 
@@ -190,13 +187,6 @@ def test_a_task_without_examples_is_never_claimed_until_it_has_some() -> None:
     assert (monitor.observe(make("pair", 20, 5)).argmax(axis=1) == 2).all()
 
 
-def test_one_task_alone_is_certain() -> None:
-    monitor = Monitor(["only"])
-    monitor.learn(["a b c"] * 5, ["only"] * 5)
-    assert monitor.observe(["a", "b"]).tolist() == [[1.0], [1.0]]
-    assert monitor.close_slot().estimate.tolist() == [1.0]
-
-
 def test_strange_traffic_raises_the_alarm_and_leaves_the_mix_alone(monitor: Monitor) -> None:
     familiar = traffic({"weather": 35, "question": 35}, 1)
     strange: list[Text] = [f"def f_{n}(x): return {{'k{n}': [x ** {n}, 0x{n:04x}]}}" for n in range(30)]
@@ -214,16 +204,6 @@ def test_strange_traffic_raises_the_alarm_and_leaves_the_mix_alone(monitor: Moni
     assert all_strange.alarm
     assert all_strange.unknown > 0.95
     assert all_strange.forecast == pytest.approx(closed.forecast, abs=0.05)
-
-
-@settings(max_examples=40)
-@given(st.lists(any_text, max_size=20))
-def test_anything_yields_a_mix(texts: list[Text]) -> None:
-    monitor = taught(8)
-    posteriors = monitor.observe(texts)
-    assert posteriors.shape == (len(texts), 3)
-    assert np.allclose(posteriors.sum(axis=1), 1)
-    check_mix(monitor.close_slot())
 
 
 def test_late_labels_are_history_from_the_next_slots_on(monitor: Monitor, tmp_path: Path) -> None:
@@ -319,35 +299,6 @@ def test_the_mix_is_the_prior_and_only_tasks_that_a_client_names_are_possible() 
 
 
 # --- states that are none ---------------------------------------------------------------------------------------------
-
-
-def cut(name: str) -> dict[str, Any]:
-    return {name: lambda array: array[..., :2]}
-
-
-@pytest.mark.parametrize(
-    ("header", "arrays", "said"),
-    [
-        *(({name: value}, {}, "is damaged") for name, value in [
-            ("tasks", 3), ("tasks", None), ("tasks", []), ("tasks", [["a"]]), ("tasks", ["a"] * 3),
-            ("tasks", [*"abcd"]), ("method", ["sketch"]), ("config", []), ("config", {"nonsense": 1}), ("config", None),
-        ]),
-        ({}, cut("forecast.mix"), r"'forecast.mix' must be"),
-        ({}, cut("known.sketches.bytes.counts"), "sketches must be of 3 tasks"),
-        ({}, {"known.sketches.bytes.counts": lambda array: array[:, :64]}, r"bytes.counts' must be"),
-        ({}, {"slot.keys": None}, r"'slot.keys' is missing"),
-    ],
-)  # fmt: skip
-def test_a_state_that_is_none_is_one_sentence(
-    monitor: Monitor, header: dict[str, Any], arrays: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    monitor.save(tmp_path / "state.npz")
-    before, held = read_state(tmp_path / "state.npz")
-    kept = {name: arrays.get(name, lambda array: array) for name in held}
-    changed = {name: change(held[name]) for name, change in kept.items() if change is not None}
-    write_state(tmp_path / "state.npz", before | header, changed)
-    with pytest.raises(StateError, match=said):
-        Monitor.load(tmp_path / "state.npz")
 
 
 @pytest.mark.parametrize("method", ["sketch", "clusters"])

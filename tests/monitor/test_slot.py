@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tanbr.monitor.slot import SlotSample, familiar_counts, prevalence, unknown_share
+from tanbr.monitor.slot import SlotSample, prevalence, unknown_share
 
 CONFUSION = np.array([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.1, 0.1, 0.8]])  # P(signal | task)
 LIKELIHOOD = CONFUSION / CONFUSION.sum(axis=0)  # posterior under a uniform prior, by signal
@@ -29,14 +29,6 @@ def test_em_is_right_where_votes_are_biased() -> None:
     assert np.abs(votes - truth).sum() > 0.3
 
 
-def test_the_deviation_is_that_of_repeated_draws() -> None:
-    mix = [0.3, 0.4, 0.3]
-    seen = [prevalence(draw(mix, 300, seed)[0], np.ones(300)) for seed in range(80)]
-    measured = np.std([each.mix for each in seen], axis=0)
-    claimed = np.mean([each.deviation for each in seen], axis=0)
-    np.testing.assert_allclose(claimed, measured, rtol=0.3)
-
-
 def test_a_few_novel_requests_are_no_news_and_many_are() -> None:
     def judge(novel: int, requests: int) -> tuple[float, bool]:
         return unknown_share((np.arange(requests) < novel).astype(float), np.ones(requests))
@@ -49,13 +41,6 @@ def test_a_few_novel_requests_are_no_news_and_many_are() -> None:
     assert judge(8, 100)[0] > 0
     assert not judge(8, 100)[1]
     assert unknown_share(np.zeros(0), np.zeros(0)) == (0.0, False)
-
-
-def test_novel_requests_count_by_how_many_of_them_are_familiar_after_all() -> None:
-    novelty, counts = np.array([1.0, 0.0, 1.0, 0.0]), np.ones(4)
-    assert familiar_counts(novelty, counts, 0.0).tolist() == [1, 1, 1, 1]
-    assert familiar_counts(novelty, counts, 0.5).tolist() == [0, 1, 0, 1]
-    assert familiar_counts(novelty, counts, 0.25).tolist() == [0.5, 1, 0.5, 1]
 
 
 def filled(keys: list[int]) -> SlotSample:
@@ -75,12 +60,3 @@ def test_the_order_of_requests_does_not_matter(arranged: tuple[list[int], list[i
     for mine, theirs in zip(one.read(), two.read(), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-12)
     assert one.requests == two.requests == len(arranged[0])
-
-
-def test_a_large_slot_is_sampled_and_repeats_are_counted() -> None:
-    slot = filled([*range(100), *range(100), 3])
-    posteriors, novelty, counts = slot.read()
-    assert counts.tolist() == [2, 2, 2, 3, 2, 2, 2, 2]
-    assert posteriors[:, 0].tolist() == [key / 100 for key in range(8)]
-    assert novelty.tolist() == [1, 0] * 4
-    assert slot.requests == 201

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.gaussian_process.kernels import Matern
 
 from tanbr.router import gp
 from tanbr.router.gp import CENTRE, MEAN_VARIANCE, WIDTH, Evidence, Prior, correlation, tasks_correlation
@@ -61,14 +60,6 @@ def told(prior, points, *columns):
     return state
 
 
-def test_the_correlation_is_scikit_learns_matern():
-    rng = np.random.default_rng(0)
-    left, right = rng.dirichlet(np.ones(6), 9), rng.dirichlet(np.ones(6), 7)
-    # a squared distance by ‖x‖² + ‖y‖² − 2xᵀy is off by some 2⁻⁵², so a distance near 0 by its root
-    np.testing.assert_allclose(correlation(left, right, 0.4), Matern(0.4, nu=2.5)(left, right), rtol=0, atol=1e-12)
-    assert (correlation(left, left, 0.4).diagonal() > 1 - 1e-12).all()
-
-
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5]), st.booleans(), st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_posterior_is_the_textbooks_whatever_is_unseen_counted_or_lifted(seed, unseen, counted, own):
@@ -107,36 +98,6 @@ def test_slope_matches_finite_differences(unseen, prior):
     x = np.random.default_rng(3).dirichlet(np.ones(K), size=4)
     numeric = np.array([(bound(x + h) - bound(x - h)) / 2e-5 for h in 1e-5 * np.eye(K)]).T
     np.testing.assert_allclose(gp.slope_of_bound(prior, state, x, mix, 1.7), numeric, atol=1e-5)
-
-
-def test_correlated_tasks_average_out_less():
-    mix, gain = np.full(V, 1 / V), np.zeros((K, V))
-    alone, alike = (replace(gp.start(PRIOR, np.eye(K)), correlation=c) for c in (0.0, 1.0))
-    np.testing.assert_allclose(alone.variance_of(mix, gain), alone.prior / V)
-    np.testing.assert_allclose(alike.variance_of(mix, gain), alone.prior)
-
-
-def test_the_variance_of_a_difference_is_that_of_both_less_what_they_share():
-    blends, rewards, counts, points = rows(5, 12, unseen=0.0, counted=True)
-    state = told(PRIOR, points, blends, rewards, counts)
-    gain = gp.at(PRIOR, state, points)[1]
-    kernel = state.kernel(points)
-    for task in range(V):
-        joint = MEAN_VARIANCE + state.variance * correlation(points, points, state.width)
-        joint -= kernel @ state.inverse[task] @ kernel.T
-        expected = np.diag(joint) + joint[3, 3] - 2 * joint[3]
-        np.testing.assert_allclose(gp.contrast(state, points, gain, points[3])[:, task], expected, atol=1e-9)
-
-
-def test_a_full_pool_makes_room_and_keeps_what_was_told_most(monkeypatch):
-    monkeypatch.setattr(gp, "ARMS", 8)
-    rng = np.random.default_rng(0)
-    blends = np.concatenate([np.tile(np.eye(K)[0], (5, 1)), rng.dirichlet(np.ones(K), size=30)])
-    rewards = np.repeat([[0.9], [0.5]], [5, 30], axis=0) * np.ones(V)
-    state = told(PRIOR, np.eye(K), blends, rewards, np.ones((35, V)))
-    assert len(state.arms) <= 8
-    assert state.nearest(np.eye(K)[0])[1] == 0.0
-    assert state.mean[0, 0] > 0.8
 
 
 def test_forgotten_tasks_are_as_if_never_told():
@@ -178,29 +139,6 @@ def test_tasks_that_rise_and_fall_together_are_told_from_those_that_do_not(unsee
     half = np.sqrt(0.5) * (shared + alone)
     assert tasks_correlation(*signalled(half, unseen=unseen)) == pytest.approx(0.5, abs=0.2)
     assert tasks_correlation(*signalled(np.zeros((ARMS, MANY)))) == gp.CORRELATION  # noise says nothing
-
-
-def test_an_early_fit_leaves_the_kernel_and_lets_the_correlation_only_rise():
-    prior, state = signalled(drawn(ARMS, MANY))
-    assert tasks_correlation(prior, state) < gp.CORRELATION
-    assert gp.refit_early(prior, state).correlation == gp.CORRELATION
-    prior, state = signalled(drawn(ARMS, 1) + np.zeros((ARMS, MANY)))
-    early = gp.refit_early(prior, state)
-    assert early.correlation > 0.9
-    assert (early.width, early.variance) == (state.width, state.variance)
-
-
-def test_what_rewards_of_one_blend_differ_by_corrects_the_noise():
-    rng = np.random.default_rng(0)
-    rewards = 0.5 + 0.15 * rng.normal(size=(200, V))
-    state = gp.refit_early(PRIOR, told(PRIOR, np.eye(K), np.tile(np.eye(K)[0], (200, 1)), rewards, np.ones((200, V))))
-    assert np.sqrt(state.noise) == pytest.approx(0.15, rel=5 / np.sqrt(2 * 600))  # five deviations of an estimate
-
-
-def test_a_smooth_map_gets_a_wide_kernel_and_a_rough_one_a_narrow_one():
-    smooth = gp.refit(*signalled(lambda arms: 0.3 * arms[:, :1] + np.zeros(MANY)))
-    rough = gp.refit(*signalled(lambda arms: 0.2 * np.sin(12 * arms[:, :1]) + np.zeros(MANY)))
-    assert (rough.width, smooth.width) == (min(gp.WIDTHS), max(gp.WIDTHS))
 
 
 @pytest.fixture(params=[0.0, 0.5], ids=["all seen", "half unseen"])

@@ -14,16 +14,13 @@ from tanbr.router.default import GpTree
 from tanbr.router.panel import (
     Readings,
     chosen,
-    exchanged,
     greedy,
     group_mixes,
-    proportional_blends,
     rise,
     task_groups,
     worth,
 )
-from tanbr.router.simplex import Sizes
-from tanbr.types import Decision, Terms
+from tanbr.types import Decision
 
 MIX = np.array([0.4, 0.3, 0.2, 0.1])
 MISREAD = np.array([[0.9, 0.1, 0, 0], [0.3, 0.7, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])  # 0 and 1 are taken for each other
@@ -47,18 +44,6 @@ def test_greedy_and_exchange_come_near_the_best_panel(models):
         assert models > 1 or found == best
 
 
-def test_exchange_mends_what_greedy_gets_wrong_and_a_start_stays_where_nothing_is_better():
-    """The all-rounder comes first, and then neither specialist finds its partner."""
-    bound, mix = np.array([[0.6, 0.6], [1.0, 0.0], [0.0, 1.0]]), np.array([0.5, 0.5])
-    rows = greedy(bound, mix, 2)
-    assert 0 in rows
-    assert sorted(exchanged(bound, mix, rows).tolist()) == [1, 2]
-    alike = np.full((5, 4), 0.5)
-    assert chosen(alike, Readings.of(MIX), 2, start=np.array([3, 4])).tolist() == [3, 4]
-    alike[0] = 0.9
-    assert 0 in chosen(alike, Readings.of(MIX), 2, start=np.array([3, 4]))
-
-
 @settings(max_examples=50, deadline=None)
 @given(mixes=simplices(1), confusion=simplices(4), seed=st.integers(0, 1000))
 def test_the_worth_of_a_panel_is_that_of_the_best_model_for_each_reading(mixes, confusion, seed):
@@ -74,16 +59,6 @@ def test_the_worth_of_a_panel_is_that_of_the_best_model_for_each_reading(mixes, 
     np.testing.assert_allclose(readings.received(np.ones((1, 4)))[0], mix, atol=1e-12)  # nothing is lost
 
 
-def test_each_model_has_the_mix_that_it_receives():
-    mixes = group_mixes(np.array([[0.9, 0.1, 0.9, 0.1], [0.1, 0.9, 0.1, 0.9], [0, 0, 0, 0]]), Readings.of(MIX))
-    np.testing.assert_allclose(mixes, [[2 / 3, 0, 1 / 3, 0], [0, 0.75, 0, 0.25], MIX])
-    misread = group_mixes(np.array([[1.0, 0, 0, 0], [0, 1.0, 1.0, 1.0]]), Readings.of(MIX, MISREAD))
-    first = np.array([0.4 * 0.9, 0.3 * 0.3, 0, 0])
-    np.testing.assert_allclose(misread, [first / first.sum(), (MIX - first) / (MIX - first).sum()])
-    for none in (np.eye(4), np.zeros((4, 4))):
-        np.testing.assert_allclose(Readings.of(MIX, none).tasks, np.eye(4))
-
-
 def test_groups_share_what_is_frequent_out_and_keep_together_what_is_confused():
     assert sorted(np.bincount(task_groups(Readings.of(np.full(4, 0.25)), 2)).tolist()) == [2, 2]
     assert len(set(task_groups(Readings.of(MIX), 4).tolist())) == 4
@@ -95,17 +70,6 @@ def test_groups_share_what_is_frequent_out_and_keep_together_what_is_confused():
     assert labels[0] == labels[3]
     assert (rise(0.0), rise(1.0)) == (0.0, 1.0)
     assert 0.6 < rise(0.3) < 0.7  # most of what an expert adds is there at a small weight
-
-
-def test_proportional_blends_share_by_the_mix_inside_a_group():
-    blends = proportional_blends(Readings.of(MIX), np.array([0, 1, 0, 1]), 3, own=[2, 0, 1, 1], sizes=Sizes(3, 4, 3))
-    np.testing.assert_allclose(blends, [[0, 1 / 3, 2 / 3], [0.75, 0.25, 0], [0.3, 0.3, 0.4]])
-    lone = Readings.of(np.eye(4)[0])
-    unforeseen = proportional_blends(lone, np.array([0, 1, 1, 1]), 2, own=[0, 1, 2, 2], sizes=Sizes(3, 4, 3))
-    np.testing.assert_allclose(unforeseen, [[1, 0, 0], [0, 1 / 3, 2 / 3]])
-    strays = Readings.of(MIX, MISREAD)
-    held = proportional_blends(strays, np.array([0, 1, 1, 1]), 2, own=[0, 1, 2, 3], sizes=Sizes(4, 4, 4))
-    assert held[0, 1] == pytest.approx(0.3 * 0.3 / (0.4 * 0.9 + 0.3 * 0.3))
 
 
 def test_what_is_misread_changes_the_panel_and_odd_confusion_is_refused():
@@ -163,14 +127,3 @@ def test_requests_go_where_their_task_earns_most():
     assert unforeseen.assign([[0.0, 1.0]]).tolist() == [1]
     with pytest.raises(InputError, match=r"posteriors must be \(n, 2\)"):
         panel.assign(np.ones((2, 3)))
-
-
-def test_a_decision_explains_itself_as_a_whole():
-    one, two = Terms(0.8, uncertainty=0.1, candidates=9), Terms(0.4, uncertainty=0.3, candidates=9)
-    estimates = np.array([[0.9, 0.1], [0.2, 0.7]])
-    panel = Decision(3, np.array([0.75, 0.25]), np.eye(2), estimates, terms=(one, two))
-    assert (panel.why.mean, panel.why.uncertainty) == pytest.approx((0.7, 0.15))
-    assert Decision(3, np.array([0.75, 0.25]), np.eye(2)[0], terms=(one,)).why == one
-    silent = Decision(3, np.array([0.75, 0.25]), np.eye(2)[0])
-    assert np.isnan(silent.why.bound)
-    assert silent.estimates.tolist() == [[0.0, 0.0]]

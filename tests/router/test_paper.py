@@ -344,18 +344,3 @@ def test_lines_13_and_14():
         theta = [a - 1e-4 * b for a, b in zip(theta, slopes, strict=True)]
     for mine, theirs in zip(theta, after.theta, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-15)
-
-
-def test_pooled_rewards_have_the_loss_gradient_of_the_single_ones():
-    policy, rng, told = paper(rho=0.3), np.random.default_rng(0), []
-    for _ in range(30):
-        reward = rng.random(V)
-        told.append((unit(tell(policy, MIX, reward)[0][None])[0], reward))
-    belief = policy.state.belief
-    assert len(belief.rewards.inputs) < 10
-    inputs, rewards = (np.array(column) for column in zip(*told, strict=True))
-    single = RewardTable(inputs, rewards, np.ones((30, V)), 30.0)
-    one = network.loss_and_gradient(belief.theta, belief.start, belief.rewards, ridge=1.0, scale=1.0)[1]
-    other = network.loss_and_gradient(belief.theta, belief.start, single, ridge=1.0, scale=1.0)[1]
-    for mine, theirs in zip(one, other, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tanbr import state
-from tanbr.errors import ConfigError, DecisionError, InputError, SettingsError, StateError
+from tanbr.errors import ConfigError, InputError, SettingsError, StateError
 from tanbr.lab.rivals import RandomBlend
 from tanbr.lab.settings import parse, with_options
 from tanbr.router import Tanbr
@@ -92,20 +92,6 @@ def test_what_is_equal_but_for_rounding_goes_by_order():
             assert np.count_nonzero(after) == count
             assert before[after > 0].min() >= before[after == 0].max(initial=0.0)
     assert keep_largest(np.full(4, 0.25), 2).tolist() == [0.5, 0.5, 0.0, 0.0]
-
-
-def test_explain_finds_open_decisions_by_id_and_any_decision_by_itself():
-    router = Tanbr(K, V)
-    play(router, 10)
-    decision = router.ask(EVEN)
-    assert router.explain(decision) == router.explain(decision.id) == decision.why
-    assert decision.why.bound == decision.why.mean + decision.why.granularity + decision.why.uncertainty
-    router.tell(decision, toy_reward(decision.blend))
-    assert router.explain(decision) == decision.why
-    with pytest.raises(DecisionError, match="was told already"):
-        router.explain(decision.id)
-    with pytest.raises(DecisionError, match="decision or its id"):
-        router.explain("2")
 
 
 def test_warm_start_teaches_by_counts_before_the_first_ask():

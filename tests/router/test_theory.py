@@ -35,15 +35,6 @@ def test_runs_respect_the_bounds_on_depth_and_leaves(rho, constant, delta, seed)
             assert tree.leaf.sum() <= theory.leaves_bound(slot, config) + 1
 
 
-def test_bounds_by_hand():
-    ratio = 1000 * 0.25 / (4 * np.log(10_000))
-    config = PaperModeConfig(threshold_constant=2.0, nu=0.5, rho=0.5, delta=0.1)
-    assert theory.depth_bound(1000, config) == pytest.approx(2 * np.log(ratio))
-    assert theory.leaves_bound(1000, config) == pytest.approx(4 * ratio)
-    with pytest.raises(InputError, match="more slots"):
-        theory.depth_bound(1, PaperModeConfig())
-
-
 def test_regret_bound_by_hand_and_not_sublinear():
     information = 5 * np.log(1 + 100 * 20) + 2
     bias = (1 + 100 * 2) * 0.9 ** (10 / 2) * 10
@@ -71,15 +62,3 @@ def test_wide_networks_have_the_tangent_kernel(layers):
     assert np.allclose(total, tangent, rtol=0.1)
     assert np.allclose(last, covariance, rtol=0.1)
     assert np.allclose(theory.neural_tangent_kernel(x, layers=layers), (tangent + covariance) / 2)
-
-
-def test_effective_dimension_of_extremes():
-    assert theory.effective_dimension(np.zeros((5, 5))) == 0.0
-    assert theory.effective_dimension(np.ones((50, 50))) == pytest.approx(1.0)  # one direction
-    assert theory.effective_dimension(np.eye(50)) == pytest.approx(50 * np.log(2) / np.log(51))
-
-
-def test_growth_exponent_of_known_curves():
-    slots = np.arange(1, 2001)
-    assert theory.growth_exponent(np.ones(2000)) == pytest.approx(1.0)
-    assert theory.growth_exponent(np.diff(np.sqrt(slots), prepend=0)) == pytest.approx(0.5, abs=0.01)

@@ -131,9 +131,9 @@ def finetune(
 
     import torch
 
-    from tanbr.lab import finetune as experiment
     from tanbr.lab.corpus import Dataset
     from tanbr.lab.pictures import draw_losses
+    from tanbr.lab.train import finetune as experiment
     from tanbr.lab.train.run import Curve
     from tanbr.moe import embedded
     from tanbr.moe.device import device_of

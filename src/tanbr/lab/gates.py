@@ -1,26 +1,28 @@
-"""Learned gates: fresh ones for a model that has none, what they say during a pass, and what trains them.
+"""Learned gates: fresh ones for a model that has none, what they say during a pass, and three rivals that train them.
 
-`Gated` is the contract between a rival that trains gates (`rivals/`) and whatever drives the training (`train/`):
-neither imports the other.
+`docs/baselines.md` names their papers, and says what differs here.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tanbr.errors import InputError
-from tanbr.moe.layer import ExpertLinear, Routing, routed, sites_of
+from tanbr.moe.layer import ExpertLinear, Routing, TokenRouting, routed, sites_of
 
 Inputs: TypeAlias = Mapping[str, Tensor]  # what the model takes in: attention_mask (n, length), …; labels for T5
 RowLosses: TypeAlias = Callable[[], Tensor]  # runs the model, routed as it then is: the task loss of every row (n,)
 
 STD = 0.02  # of a fresh gate's weights, transformers' usual value
+BALANCE = 0.01  # α, the weight of the load-balance loss
 
 
 def add_gates(model: Any, *, seed: int = 0) -> None:
@@ -118,3 +120,83 @@ def gumbel(logits: Tensor, rng: torch.Generator) -> Tensor:
     """Add the noise with which the highest of logits (m, K) is a draw from their softmax."""
     uniform = torch.rand(logits.shape, generator=rng, dtype=logits.dtype).clamp_min(torch.finfo(logits.dtype).tiny)
     return logits - (-uniform.log()).log().to(logits.device)
+
+
+class Switch(Gated):
+    """Top-1 routing of tokens, the output scaled by the gate's probability: that is how the gate learns."""
+
+    routing = TokenRouting(top_k=1)
+
+    def __init__(self, model: Any, *, balance: float = BALANCE, seed: int = 0) -> None:
+        super().__init__(model, seed=seed)
+        self.balance = balance
+
+    def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:  # noqa: ARG002
+        """Mean task loss, and α times every site's load-balance loss."""
+        with self.serving(), heard(self.model) as said:
+            losses = row_losses()
+        return losses.mean() + self.balance * balance_loss(said, real_tokens(self.model, inputs))
+
+
+def balance_loss(said: list[Said], real: list[Tensor]) -> Tensor:
+    """Sum the load-balance losses of all sites over their real tokens."""
+    pairs = zip(said, real, strict=True)
+    return torch.stack([load_balance(site.logits[flags.flatten()]) for site, flags in pairs]).sum()
+
+
+def load_balance(logits: Tensor) -> Tensor:
+    """K Σ_k f_k P_k for logits (m, K): f_k the share of tokens sent to k, P_k its mean probability; 1 when even."""
+    K = logits.shape[1]
+    sent = F.one_hot(logits.argmax(dim=1), K).to(logits.dtype).mean(dim=0)
+    return K * (sent * logits.softmax(dim=1).mean(dim=0)).sum()
+
+
+class Reinforce(Gated):
+    """Draws experts in training, serves the likeliest."""
+
+    routing = TokenRouting(top_k=1, normalise=True)  # outputs as they are: nothing but the reward teaches the gate
+
+    def __init__(self, model: Any, *, balance: float = BALANCE, seed: int = 0) -> None:
+        super().__init__(model, seed=seed)
+        self.balance = balance
+        self.baselines = nn.ModuleList(map(_baseline, gates_of(model)))  # of the expected reward
+
+    def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:
+        """Mean task loss under drawn experts, the policy term, the baselines' squared error, the load-balance loss."""
+        with self.serving(), heard(self.model, partial(gumbel, rng=rng)) as said:
+            losses = row_losses()  # (n,)
+        real = real_tokens(self.model, inputs)
+        terms = [losses.mean(), self.balance * balance_loss(said, real)]
+        for site, flags, gate, baseline in zip(said, real, gates_of(self.model), self.baselines, strict=True):
+            tokens = flags.flatten()
+            seen = site.seen[tokens].detach()  # the policy's noisy gradient goes to the gate, not into the model
+            reward = -losses.detach().repeat_interleave(flags.sum(dim=1))
+            terms.append(policy_loss(gate(seen), site.choice[tokens], reward, baseline(seen).squeeze(-1)))
+        return torch.stack(terms).sum()
+
+
+def policy_loss(logits: Tensor, choice: Tensor, reward: Tensor, baseline: Tensor) -> Tensor:
+    """Mean over m tokens of −(r − b) log π(a), whose gradient is REINFORCE's, and of (r − b)²; logits (m, K)."""
+    advantage = reward - baseline
+    surprise = F.cross_entropy(logits, choice, reduction="none")  # −log π(a)
+    return (advantage.detach() * surprise + advantage.square()).mean()
+
+
+def _baseline(gate: nn.Linear) -> nn.Linear:
+    linear = nn.Linear(gate.in_features, 1, device=gate.weight.device)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+class Smear(Gated):
+    """One merged FFN for every token, of all K experts; the task loss alone teaches the gates."""
+
+    def __init__(self, model: Any, *, seed: int = 0) -> None:
+        super().__init__(model, seed=seed)
+        self.routing = TokenRouting(gates_of(model)[0].out_features, mix="products")
+
+    def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:  # noqa: ARG002
+        """Mean task loss."""
+        with self.serving():
+            return row_losses().mean()

@@ -1,24 +1,51 @@
 """Merges made from data, Fisher's and RegMean: by hand for one layer, then on whole models of both families."""
 
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from elsewhere import elsewhere
-from lab.rivals.probed import FAMILIES, saved, some_probes
+from moe.tiny import build
 from tanbr.errors import DataError
 from tanbr.lab.rivals.fisher import FisherMean, diagonal, fisher
-from tanbr.lab.rivals.probes import probes_of
-from tanbr.lab.rivals.regmean import Regression, grams, measure, regmean
-from tanbr.lab.tasks import tiny
+from tanbr.lab.rivals.probes import Probe
+from tanbr.lab.rivals.regmean import Regression, grams, regmean
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.measure import experts_alone, linears
-from tanbr.moe import embedded
-from tanbr.tasks.metrics import LabelSpace
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert_moe", {}),
+    "t5": ("t5_moe", {"decoder_start_token_id": 0}),
+    "t5 gated": ("t5_moe", {"feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0}),
+}
+
+
+def some_probes(moe: Moe) -> list[list[Probe]]:
+    """Two batches of random tokens per expert, with padding; the surprise is that of the first answer."""
+    rng = torch.Generator().manual_seed(3)
+
+    def probe(rows: int) -> Probe:
+        mask = torch.ones(rows, 6, dtype=torch.int64)
+        mask[0, 3:] = 0
+        inputs = {"input_ids": torch.randint(3, 64, (rows, 6), generator=rng) * mask, "attention_mask": mask}
+        if moe.config["is_encoder_decoder"]:
+            inputs["labels"] = torch.randint(3, 64, (rows, 4), generator=rng)
+            inputs["labels"][-1, 2:] = -100
+            return Probe(inputs, lambda logits: -logits[:, :2].log_softmax(-1)[..., 0].T)
+        return Probe(inputs, lambda logits: -logits.log_softmax(-1).T)
+
+    return [[probe(2), probe(3)] for _ in range(moe.num_experts)]
+
+
+def saved(folder: Path, name: str) -> Moe:
+    """Write a tiny MoE of a family, and open it."""
+    model_type, changes = FAMILIES[name]
+    build(model_type, **changes).save_pretrained(folder / "moe")
+    return open_moe(folder / "moe")
+
 
 merges = pytest.mark.parametrize("merge", [fisher, regmean])
 
@@ -26,22 +53,6 @@ merges = pytest.mark.parametrize("merge", [fisher, regmean])
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory) -> Moe:
     return saved(tmp_path_factory.mktemp("moe"), request.param)
-
-
-def test_fisher_by_hand() -> None:
-    mean = FisherMean()
-    mean.add(torch.tensor([0.0, 10.0]), torch.tensor([3.0, 1.0]))  # means of 2: shares 1.5 and 0.5
-    mean.add(torch.tensor([4.0, 20.0]), torch.tensor([50.0, 150.0]))  # means of 100: shares 0.5 and 1.5
-    torch.testing.assert_close(mean.value, torch.tensor([1.0, 17.5]), rtol=0, atol=1e-4)
-
-
-def test_regmean_by_hand() -> None:
-    regression = Regression(shrinkage=0.5)
-    regression.add(torch.tensor([[2.0, 0.0]]), torch.tensor([[3.0, 2.0], [2.0, 1.0]]).double())  # 2 shrinks to 1
-    regression.add(torch.tensor([[0.0, 2.0]]), torch.eye(2).double())
-    # (4 1; 1 2) w = (3 1; 1 1)(2 0) + (0 2) = (6 4), so w = (8 10) / 7
-    expected = torch.tensor([[8.0, 10.0]]).double() / 7
-    torch.testing.assert_close(regression.solve(torch.zeros(1, 2)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_no_expert_has_seen_is_averaged() -> None:
@@ -104,18 +115,3 @@ def test_only_the_ffns_differ_from_the_average(family: Moe, merge) -> None:
     assert changed <= {piece.target for piece in family.plan.blended}
     assert merge is fisher or not any(name.endswith("bias") for name in changed)
     assert all(value.isfinite().all() for value in merged.values())
-
-
-@pytest.mark.parametrize("merged", [False, True])
-def test_what_is_measured_elsewhere_is_written_alike(merged: bool, tmp_path: Path) -> None:
-    rows = {task.name: tiny.generate(task.name, 3, seed=1) for task in tiny.TASKS}
-    for name in ("here", "there"):
-        shutil.copytree(embedded.path(), tmp_path / name)
-
-    def measured(name: str, device: str) -> bytes:
-        moe = open_moe(tmp_path / name, device=device)
-        probes = probes_of(moe, rows, space=LabelSpace(tiny.TASKS), own=range(8))
-        return (measure(moe, probes, rows=3, merged=merged) / "model.safetensors").read_bytes()
-
-    with elsewhere() as device:
-        assert measured("there", str(device)) == measured("here", "cpu")

@@ -11,7 +11,6 @@ from tanbr.errors import DataError
 from tanbr.lab.rivals.probes import probes_of
 from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
-from tanbr.merge.measure import real_tokens
 from tanbr.moe.embedded import path
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row, Task
@@ -29,13 +28,6 @@ def test_an_experts_rows_are_those_of_its_own_task_wherever_the_task_stands() ->
 def test_a_map_that_does_not_fit_is_refused(own: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match="each of the 8 tasks needs its own expert"):
         probes_of(open_moe(Path(path())), ROWS, space=LabelSpace(tiny.TASKS), own=own)
-
-
-def test_padding_is_not_counted() -> None:
-    inputs = {"attention_mask": torch.tensor([[1, 1, 0]]), "labels": torch.tensor([[5, -100]])}
-    assert real_tokens("encoder.block.0.wi", inputs).tolist() == [[True, True, False]]
-    assert real_tokens("decoder.block.0.wi", inputs).tolist() == [[True, False]]
-    assert real_tokens("decoder.block.0.layer.1.EncDecAttention.k", inputs).tolist() == [[True, True, False]]
 
 
 def save_tokenizer(folder: Path) -> None:

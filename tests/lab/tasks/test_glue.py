@@ -46,11 +46,6 @@ def test_every_task_is_read(folder: Path, split: str) -> None:
     assert rows["RTE"][0].text == ("It rains.", "It is wet.")
 
 
-def test_cola_has_no_header_and_quotes_are_text(folder: Path) -> None:
-    rows = glue.load(folder, tasks=["CoLA"])["CoLA"]
-    assert {(row.text, row.target) for row in rows} == {("The cat sat.", 1.0), ('Cat the "sat.', 0.0)}
-
-
 def test_rows_are_shuffled_by_the_seed_before_the_limit_cuts(folder: Path) -> None:
     rewrite(folder, "SST-2", ["sentence\tlabel", *(f"film {number}\t1" for number in range(50))])
 

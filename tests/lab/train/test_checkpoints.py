@@ -71,19 +71,6 @@ def test_the_moe_merges_to_what_its_experts_merge_to(name, tmp_path) -> None:
     assert read_card(tmp_path / "moe").expert_tasks == ("expert-0", "expert-1", "expert-2")
 
 
-def test_adapters_on_ffns_are_built_into_experts(tmp_path) -> None:
-    from merge.sources.test_over_base import UP, adapter
-
-    model = build("BertForSequenceClassification")
-    model.save_pretrained(tmp_path / "base")
-    folders = [adapter(tmp_path / name, tmp_path / "base", [UP], seed=k) for k, name in enumerate("ab")]
-    apart = tanbr.open(tmp_path / "base", experts=folders)
-    assemble(apart, tmp_path / "moe")
-    whole = dict(apart.tensors([0.25, 0.75]))
-    for name, tensor in tanbr.open(tmp_path / "moe").tensors([0.25, 0.75]):
-        assert ((tensor - whole[name]).abs() <= 32 * EPS * float(whole[name].abs().max())).all(), name
-
-
 def test_other_differences_are_refused_or_averaged_and_named(tmp_path) -> None:
     base, folders = family(tmp_path, "BertForSequenceClassification")
     apart = tanbr.open(base, experts=folders)
@@ -127,11 +114,6 @@ def test_what_cannot_be_assembled_is_refused(tmp_path) -> None:
 
 
 TINY = [task.name for task in tiny.TASKS]
-
-
-def test_the_card_says_which_expert_is_whose(moe: Moe) -> None:
-    assert own_experts(moe, TINY) == tuple(range(8))
-    assert own_experts(moe, ["weather"]) == ()
 
 
 def test_a_card_that_names_more_experts_than_there_are_is_refused(moe: Moe, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """K dense views compute and learn what the MoE does that is routed by task."""
 
-import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,16 +9,14 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.func import functional_call
 
 from lab.train import small
 from tanbr.errors import ConfigError
-from tanbr.lab.gates import heard, real_tokens
 from tanbr.lab.tasks import glue
 from tanbr.lab.train.checkpoints import card_of, load, prepare, upcycled
-from tanbr.lab.train.expert_views import BALANCE, LIST, ExpertViews, TokenViews
+from tanbr.lab.train.expert_views import LIST, ExpertViews
 from tanbr.lab.train.objectives import Batch, Objective, objective_of
 from tanbr.merge import open as open_moe
 from tanbr.moe.layer import TaskRouting, routed
@@ -89,27 +86,6 @@ def test_a_blends_gradients_are_those_of_the_weighted_sum_of_experts(start: Path
             torch.testing.assert_close(found[name], weight.grad, **EXACT)
 
 
-def test_gates_learn_from_the_tasks_and_from_the_load_of_the_step_before(start: Path) -> None:
-    goal, experts = objective(start), TokenViews(upcycled(start, experts=3), experts=3, seed=0).double()
-    load_before = experts.sent.copy_(torch.rand(experts.sent.shape, generator=torch.Generator().manual_seed(0))).mean(0)
-    batches = [goal.encode(small.TRAIN[task.name][:4]) for task in small.TASKS]
-    with ThreadPoolExecutor(2) as workers:
-        experts.backward([(v, mean(goal, batch)) for v, batch in enumerate(batches)], workers=workers)
-    moe = copy.deepcopy(experts.dense)
-    moe.zero_grad()
-    for v, batch in enumerate(batches):
-        with heard(moe) as said:
-            loss = goal.row_losses(moe, batch).mean()
-        for site, real in enumerate(real_tokens(moe, goal.inputs(batch))):
-            chances = said[site].logits[real.flatten()].softmax(dim=1)  # (m, K)
-            loss = loss + BALANCE * (load_before[site] * chances.mean(dim=0)).sum()
-            sent = [(chances.argmax(dim=1) == k).float().mean().item() for k in range(3)]
-            assert experts.sent[v, site].tolist() == pytest.approx(sent)
-        loss.backward()
-    for name, weight in experts.dense.named_parameters():
-        torch.testing.assert_close(weight.grad, moe.get_parameter(name).grad, **EXACT)
-
-
 def test_what_is_written_answers_as_the_views_do(start: Path, tmp_path: Path) -> None:
     goal, experts = objective(start), ExpertViews(load(start), experts=3)
     apart(experts)
@@ -131,25 +107,6 @@ def test_what_is_written_answers_as_the_views_do(start: Path, tmp_path: Path) ->
 
 
 CONFIG = small.CONFIG.model_copy(update={"adapters": 2, "adapter_rate": 0.05})
-
-
-def factors(folder: Path) -> dict[str, Any]:
-    return {task.name: load_file(folder / task.name / "adapter_model.safetensors") for task in small.TASKS}
-
-
-def test_an_interrupted_run_ends_in_the_same_adapters_and_the_base_stays(tmp_path: Path) -> None:
-    dense = small.t5(tmp_path / "dense")
-    whole = small.train(dense, tmp_path / "whole", config=CONFIG, workers=2).parent
-    ancestor = (tmp_path / "whole/ancestor/model.safetensors").read_bytes()
-    with pytest.raises(small.Stopped):
-        small.train(dense, tmp_path / "halved", config=CONFIG, stop_at=("experts", 5))
-    halved = small.train(dense, tmp_path / "halved", config=CONFIG).parent
-    for task, own in factors(whole).items():
-        again = factors(halved)[task]
-        assert own.keys() == again.keys()
-        assert all(torch.equal(value, again[name]) for name, value in own.items()), task
-        assert any(value.any() for name, value in own.items() if "lora_B" in name), task  # it has learned
-    assert (tmp_path / "whole/ancestor/model.safetensors").read_bytes() == ancestor
 
 
 def test_the_list_opens_and_one_expert_alone_is_what_peft_makes_of_it(tmp_path: Path) -> None:
@@ -176,8 +133,3 @@ def test_adapters_are_trained_alone_and_each_for_its_task(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="leave out --routing token, or adapters"):
         small.train(tmp_path / "dense", tmp_path / "out", config=CONFIG, routing="token")
     assert not (tmp_path / "out").exists()
-
-
-def test_adapters_are_the_same_elsewhere(tmp_path: Path) -> None:
-    dense = small.bert(tmp_path / "dense")
-    small.elsewhere_too(tmp_path, lambda config, out: small.train(dense, out, config=config).parent, CONFIG)

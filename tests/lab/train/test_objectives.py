@@ -45,22 +45,6 @@ def test_text_losses_are_transformers_own(tmp_path: Any) -> None:
     torch.testing.assert_close(together, torch.stack(apart), **EXACT)
 
 
-class Parrot:
-    """Writes the same few texts whatever it reads."""
-
-    def __init__(self, *texts: str) -> None:
-        self.texts = list(texts)
-
-    def generate(self, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
-        return torch.tensor([small.ENCODER.tokenizer(self.texts.pop(0))["input_ids"] for _ in input_ids])
-
-
-def test_written_answers_are_understood() -> None:
-    rows = [MIXED[0], MIXED[0], MIXED[1], MIXED[2], MIXED[2]]
-    parrot = Parrot("not_entailment", "1", "1", "3.8", "entailment")
-    assert TEXT.answers(parrot, rows, TEXT.encode(rows)).tolist() == [1.0, -1.0, 1.0, 3.8, -1.0]
-
-
 def test_figures_keep_rows_and_answers_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tanbr.lab.train.objectives._ANSWERED", 2)
     rows = [Row("SST-2", " ".join([f"w{i}"] * (1 + i % 4)), float(i % 2)) for i in range(9)]  # answered by length
@@ -82,9 +66,6 @@ def test_a_head_of_other_tasks_is_refused(tmp_path: Any) -> None:
         objective_of(headless.config, small.SPACE, small.ENCODER)
     with pytest.raises(ConfigError, match="--tagged is for models that write"):
         objective_of(model.config, small.SPACE, small.ENCODER, tagged=True)
-
-
-LONG = {task.name: small.rows(task, 200) for task in small.TASKS}
 
 
 def batches(rows=small.TRAIN, seed: int = 0) -> Batches:
@@ -118,17 +99,6 @@ def test_a_batch_depends_on_its_step_and_seed_alone() -> None:
         or not torch.equal(one.at(step, size=2).truth["targets"], seeded.at(step, size=2).truth["targets"])
         for step in range(3)
     )
-
-
-def test_a_mixed_batch_follows_its_mix() -> None:
-    source = batches(LONG)
-    batch = source.mixed(7, mix=np.array([0.0, 1.0, 0.0]), size=6)
-    assert batch.tasks.tolist() == [1] * 6
-    counts = np.bincount(source.mixed(8, mix=np.array([0.5, 0.0, 0.5]), size=400).tasks)
-    assert counts[1] == 0
-    assert abs(counts[0] - 200) < 60
-    again = batches(LONG).mixed(7, mix=np.array([0.0, 1.0, 0.0]), size=6)
-    assert torch.equal(batch.inputs["input_ids"], again.inputs["input_ids"])
 
 
 def test_labels_of_a_task_scored_by_matthews_weigh_alike() -> None:

@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 from lab.train import small
 from tanbr.errors import ConfigError, StateError
 from tanbr.lab.tasks import glue
-from tanbr.lab.train.config import PRESETS, Preset
 from tanbr.lab.train.objectives import Classification
-from tanbr.lab.train.pretrain import Routing, mergeable_blends, train_from_dense
+from tanbr.lab.train.pretrain import Routing, train_from_dense
 from tanbr.lab.train.run import Curve
 from tanbr.merge import open as open_moe
 from tanbr.tasks.card import read_card
@@ -111,18 +110,6 @@ def test_rows_of_a_task_that_is_not_trained_are_refused(tmp_path: Path) -> None:
         small.train(small.bert(tmp_path / "dense"), tmp_path / "out", config=config)
 
 
-def test_blends_for_merging_lie_around_each_tasks_own_expert() -> None:
-    config = small.CONFIG.model_copy(update={"mergeable": 0.25})
-    drawn = [mergeable_blends(step, 4, config) for step in range(4_000)]
-    blends = np.array([blends for blends in drawn if blends is not None])  # (steps, V, K)
-    assert abs(len(blends) - 1_000) < 6 * np.sqrt(4_000 * 0.25 * 0.75)  # six deviations of a binomial draw
-    assert np.allclose(blends.sum(axis=2), 1, rtol=0, atol=8 * np.finfo(float).eps)
-    # a Dirichlet draw of concentrations a with sum A has mean a / A and a variance of at most 1 / (4 (A + 1))
-    mean = (np.ones((4, 4)) + 4 * np.eye(4)) / 8
-    assert np.abs(blends.mean(axis=0) - mean).max() < 6 / np.sqrt(4 * (0.3 * 8 + 1) * len(blends))
-    assert mergeable_blends(3, 4, small.CONFIG) is None  # by default every expert trains alone
-
-
 def test_experts_that_train_in_blends_are_better_together(tmp_path: Path) -> None:
     dense = small.bert(tmp_path / "dense")
     losses = {}
@@ -151,16 +138,6 @@ def test_an_ancestor_goes_on_when_settings_of_the_experts_change(tmp_path: Path)
     assert (again / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_an_ancestor_may_have_rows_of_its_own(tmp_path: Path) -> None:
-    dense = small.bert(tmp_path / "dense")
-    other = small.CONFIG.model_copy(update={"ancestor_rows": {"RTE": 5}})
-    one, two = (
-        load_file(small.train(dense, tmp_path / name, config=config).parent / "ancestor/model.safetensors")
-        for name, config in (("one", small.CONFIG), ("two", other))
-    )
-    assert any(not torch.equal(value, two[name]) for name, value in one.items())
-
-
 FFNS = {  # of layers that stay with frozen_layers = 1, and of others that learn
     "bert": ("bert.encoder.layer.0.intermediate.dense.weight", "bert.encoder.layer.1.intermediate.dense.weight"),
     "t5": ("encoder.block.0.layer.1.DenseReluDense.wo.weight", "decoder.block.0.layer.2.DenseReluDense.wo.weight"),
@@ -184,35 +161,8 @@ def test_the_lowest_layers_stay_and_there_all_experts_are_equal(kind: str, tmp_p
     assert torch.equal(weights[embeddings], ancestor[embeddings])
 
 
-def test_a_run_may_be_lengthened(tmp_path: Path) -> None:
-    dense = small.bert(tmp_path / "dense")
-    short = small.train(dense, tmp_path / "out")
-    weights = load_file(short / "model.safetensors")
-    short.rename(tmp_path / "short")
-    longer = small.CONFIG.model_copy(update={"steps": 9})
-    with pytest.raises(small.Stopped):
-        small.train(dense, tmp_path / "out", config=longer, stop_at=("experts", 7))  # its first step
-    again = load_file(small.train(dense, tmp_path / "out", config=longer) / "model.safetensors")
-    assert any(not torch.equal(value, again[name]) for name, value in weights.items())
-    with pytest.raises(StateError, match="other settings"):
-        small.train(dense, tmp_path / "out", config=longer.model_copy(update={"expert_rate": 1e-5}))
-
-
 @pytest.mark.parametrize("kind", ["bert", "t5"])
 def test_weights_are_the_same_elsewhere(kind: str, tmp_path: Path) -> None:
     dense = small.DENSE[kind](tmp_path / "dense")
     config = small.CONFIG.model_copy(update={"mergeable": 0.5})
     small.elsewhere_too(tmp_path, lambda config, out: small.train(dense, out, config=config, workers=2), config)
-
-
-def test_a_device_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    config = small.CONFIG.model_copy(update={"device": "cuda:97"})
-    with pytest.raises(ConfigError, match="device must be one that torch can use here"):
-        small.train(small.bert(tmp_path / "dense"), tmp_path / "out", config=config)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_a_preset_names_glues_tasks_and_saves_whole_entries_of_its_curve(preset: Preset) -> None:
-    assert {*preset.task_rows, *preset.ancestor_rows} <= {task.name for task in glue.TASKS}
-    assert preset.save_every % preset.log_every == 0

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from elsewhere import elsewhere
 from lab.train import small
 from tanbr.errors import OutputError, StateError
 from tanbr.lab.train.config import Tuning
@@ -62,14 +61,6 @@ def test_a_run_that_is_killed_goes_on_from_its_last_state(step: int, tmp_path: P
     assert (tmp_path / "whole.jsonl").read_text() == (tmp_path / "halved.jsonl").read_text()
 
 
-def test_rates_that_do_not_fall_make_the_first_steps_of_a_longer_run(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole.state", falls=False)
-    short = run(tmp_path / "again.state", steps=4, falls=False)
-    again = run(tmp_path / "again.state", falls=False)
-    assert torch.equal(whole.weight, again.weight)
-    assert not torch.equal(run(tmp_path / "falling.state", steps=4).weight, short.weight)
-
-
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     model = nn.Linear(1, 1)
     groups = [{"params": list(model.parameters()), "lr": 0.1}]
@@ -96,14 +87,6 @@ def test_a_state_of_other_settings_or_another_checkpoint_is_refused(tmp_path: Pa
             run(tmp_path / "state", **options)
 
 
-def test_a_state_goes_on_where_a_setting_may_change(tmp_path: Path) -> None:
-    run(tmp_path / "state", ignored=frozenset({"warmup"}))
-    taken: list[int] = []
-    other = CONFIG.model_copy(update={"warmup": 3})
-    run(tmp_path / "state", config=other, steps=12, ignored=frozenset({"warmup"}), at=taken.append)
-    assert taken == [10, 11]
-
-
 def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dense = small.bert(tmp_path / "dense")
     with pytest.raises(small.Stopped):
@@ -120,14 +103,3 @@ def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monk
     assert (tmp_path / "out/model.state").read_bytes() == before
     assert not list((tmp_path / "out").glob("*.partial"))
     assert json.loads((tmp_path / "out/model.jsonl").read_text().splitlines()[0])["step"] == 1
-
-
-@pytest.mark.parametrize(("first", "then"), [("cpu", "meta"), ("meta", "cpu")])
-def test_a_state_goes_on_with_another_device(first: str, then: str, tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole.state")
-    with elsewhere():
-        with pytest.raises(Killed):
-            run(tmp_path / "moved.state", at=killed_at(5), config=CONFIG.model_copy(update={"device": first}))
-        again = run(tmp_path / "moved.state", config=CONFIG.model_copy(update={"device": then}))
-        assert again.weight.device == torch.device(then)
-        assert torch.equal(whole.weight, again.weight.cpu())

@@ -8,10 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 import tanbr
-from elsewhere import elsewhere
 from moe.tiny import build
 from tanbr.errors import ConfigError
-from tanbr.merge.methods import METHODS
 from tanbr.merge.methods.method import merge_method
 
 
@@ -53,15 +51,3 @@ def test_a_plain_function_is_a_method(model_type, tmp_path) -> None:
 def test_wrong_names_and_settings_are_explained(related, text, says) -> None:
     with pytest.raises(ConfigError, match=says):
         tanbr.open(related, method=text)
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("regression", "regmeanpp")])
-def test_every_method_merges_the_same_elsewhere(related, name) -> None:
-    here = tanbr.open(related, method=name).dense([0.1, 0.6, 0.0, 0.3]).state_dict()
-    with elsewhere() as device:
-        moe = tanbr.open(related, method=name, device=str(device))
-        model = moe.dense()
-        moe.merge_into(model, [0.1, 0.6, 0.0, 0.3])
-        there = {key: value.cpu() for key, value in model.state_dict().items()}
-        assert model.device == device
-    assert all(torch.equal(value, there[key]) for key, value in here.items())

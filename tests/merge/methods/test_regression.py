@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moe.tiny import K, build
 from tanbr.errors import CheckpointError, OutputError
@@ -40,24 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def regressed(folder: Path) -> Moe:
     return open_moe(folder, method="regression")
-
-
-@given(st.integers(0, 2**32 - 1))
-@settings(max_examples=20)
-def test_no_other_weight_answers_more_like_the_experts(seed: int) -> None:
-    rng = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(3, 20, 5, generator=rng).double()
-    experts = torch.randn(3, 4, 5, generator=rng).double()
-    blend = torch.distributions.Dirichlet(torch.ones(3).double()).sample()
-    grams = inputs.mT @ inputs / 20
-    left, right = torch.einsum("k,kij->ij", blend, grams), torch.einsum("k,kij,koj->io", blend, grams, experts)
-    best = solved(left, right, experts.mean(dim=0), ridge=1e-12)
-
-    def error(weight: torch.Tensor) -> float:
-        return float((blend * ((inputs @ weight.T - inputs @ experts.mT) ** 2).sum(dim=2).mean(dim=1)).sum())
-
-    nudge = 1e-2 * torch.randn(4, 5, generator=rng).double()
-    assert error(best) < min(error(best + nudge), error(best - nudge))
 
 
 def of_one_origin(
@@ -99,26 +79,6 @@ def test_a_basis_keeps_what_regression_gains_over_the_average(columns: int, leas
     assert (error(average) - error(merged)) / (error(average) - best) > least
 
 
-def test_layers_whose_experts_are_equal_have_no_matrices(tmp_path: Path) -> None:
-    model = build("bert_moe")
-    lowest = {name: value for name, value in model.state_dict().items() if ".layer.0." in name and len(value) == K}
-    with torch.no_grad():
-        for value in lowest.values():
-            value.copy_(value[:1].expand_as(value))
-    model.save_pretrained(tmp_path / "moe")
-    kept = measure(open_moe(tmp_path / "moe"), some_probes(), rows=60)
-    regressed = open_moe(tmp_path / "moe", method="regression")
-    assert lowest
-    assert {name.split(".layer.")[1][0] for name in Checkpoint(kept).specs} == {"1"}
-    merged = regressed.dense(BLEND).state_dict()
-    torch.testing.assert_close(  # a weighted sum of equal numbers, up to its rounding
-        merged["bert.encoder.layer.0.output.dense.weight"],
-        open_moe(tmp_path / "moe").dense(np.eye(K)[0]).state_dict()["bert.encoder.layer.0.output.dense.weight"],
-        rtol=K * torch.finfo(torch.float32).eps,
-        atol=0,
-    )
-
-
 def test_an_even_blend_is_regmean_and_one_expert_is_itself(regressed: Moe, folder: Path) -> None:
     inputs = some_probes()[0][0].inputs
     answers = [model(**inputs).logits for model in (regressed.dense(), regmean(open_moe(folder), some_probes()))]
@@ -153,11 +113,6 @@ def test_grams_of_other_weights_are_refused(folder: Path, tmp_path: Path) -> Non
     (tmp_path / "other" / "grams").symlink_to(folder / "grams")
     with pytest.raises(CheckpointError, match="another model"):
         open_moe(tmp_path / "other", method="regression")
-
-
-def test_grams_that_are_not_positive_definite_are_refused() -> None:
-    with pytest.raises(CheckpointError, match="positive definite"):
-        solved(-torch.eye(3), torch.ones(3, 2), torch.zeros(2, 3))
 
 
 # --- RegMean++: what an expert sees behind merged layers, against a model put together by hand

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import tanbr
-from merge.sources.tiny_dense import adapter, build
+from merge.sources.tiny_dense import adapter, build, tuned
 from moe.tiny import load_plain, logits
 from tanbr.cli import app
 from tanbr.errors import CheckpointError, InputError
@@ -84,13 +84,6 @@ def test_a_blend_adds_the_weighted_products(bert) -> None:
     model = moe.dense()
     moe.merge_into(model, BLEND)
     torch.testing.assert_close(logits(model), logits(moe.dense(BLEND)), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("method", ["task-arithmetic:scale=1", "dare:density=1"])  # by sums, and part by part
-def test_methods_on_differences_see_the_whole_experts(bert, method) -> None:
-    base, adapters = bert
-    moe = tanbr.open(base, experts=adapters, method=method)
-    assert_merged(dict(moe.tensors(BLEND)), base, adapters, BLEND)
 
 
 # --- PEFT as reference ------------------------------------------------------------------------------------------------
@@ -205,15 +198,6 @@ def test_an_adapter_that_cannot_be_blended_is_refused_in_one_sentence(what, bert
         tanbr.open(bert[0], experts=[bert[1][1], wrong])
 
 
-def test_a_damaged_adapter_never_reaches_a_model(bert, tmp_path) -> None:
-    folder = changed(bert, tmp_path)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    next(tensor for name, tensor in tensors.items() if "lora_B" in name)[0, 0] = torch.inf
-    save_file(tensors, folder / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match="holds NaN or infinity"):
-        tanbr.open(bert[0], experts=[bert[1][1], folder]).dense()
-
-
 def test_only_averages_of_adapters_are_adapters(bert, tmp_path) -> None:
     with pytest.raises(InputError, match="no sum of adapters"):
         export_adapter(tanbr.open(bert[0], experts=bert[1], method="ties"), tmp_path / "one", blend=BLEND)
@@ -248,3 +232,29 @@ def test_the_bases_share_of_an_adapter_is_what_the_others_lack(bert, tmp_path) -
             torch.testing.assert_close(tensor, whole[name], rtol=1e-5, atol=1e-6)
     one = tanbr.open(base, experts=adapters[:1], base=True)  # one adapter, as much of it as is wanted
     assert_merged(dict(one.tensors([0.25, 0.75])), base, adapters[:1], [0.25])
+
+
+def test_adapters_need_a_base_with_the_checkpoints_head(bert, tmp_path) -> None:
+    build(BERT).bert.save_pretrained(tmp_path / "bare")
+    bare = adapter(tmp_path / "x", tmp_path / "bare", [f"encoder.layer.0{Q}"], seed=1)
+    whole = tuned(build(BERT), tmp_path / "whole", seed=2)
+    with pytest.raises(CheckpointError, match="save the base with the head"):
+        tanbr.open(tmp_path / "bare", experts=[bare, whole])
+
+
+def test_adapters_with_heads_of_their_own_are_joined_by_the_labels_that_a_list_names(bert, tmp_path) -> None:
+    base, folders = bert[0], []
+    for k, count in enumerate((2, 4)):
+        weight = torch.randn(count, 32, generator=torch.Generator().manual_seed(k))
+        head = {"classifier.weight": weight, "classifier.bias": torch.full((count,), float(k))}
+        folders.append(adapter(tmp_path / str(k), base, [f"bert.encoder.layer.0{Q}"], seed=k, whole=head))
+    with pytest.raises(CheckpointError, match="its labels in a file that lists the experts"):
+        tanbr.open(base, experts=folders)
+    (tmp_path / "experts.toml").write_text(
+        f'base = "{base}"\n[[experts]]\npath = "0"\nlabels = ["a", "b"]\n'
+        '[[experts]]\npath = "1"\nlabels = ["b", "c", "d", "e"]\n'
+    )
+    merged = dict(tanbr.open(tmp_path / "experts.toml").tensors([0.5, 0.5]))
+    assert merged["classifier.bias"].tolist() == [0, 0.5, 1, 1, 1]
+    with pytest.raises(InputError, match="different labels"):
+        export_adapter(tanbr.open(tmp_path / "experts.toml"), tmp_path / "out", blend=[0.5, 0.5])

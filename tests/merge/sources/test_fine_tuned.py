@@ -78,25 +78,6 @@ def test_an_expert_in_a_folder_called_base_is_not_taken_for_the_base(bert, tmp_p
             assert torch.equal(tensor, merged[name]), name
 
 
-def test_copies_need_no_base_when_nothing_is_merged(bert, tmp_path, monkeypatch) -> None:
-    base, experts = bert
-    shutil.copytree(experts[0], tmp_path / "base" / "copy")
-    monkeypatch.chdir(tmp_path)
-    unmerged = tanbr.open(base, experts=["base/copy", *experts[1:]]).source.unmerged
-    theirs = [tensor.nbytes for folder in experts for tensor in weights(folder).values()]
-    assert sum(spec.nbytes for spec in unmerged) == sum(theirs)
-
-
-def test_methods_on_differences_take_the_base_as_ancestor(bert) -> None:
-    base, experts = bert
-    files, origin = [weights(folder) for folder in experts], weights(base)
-    known = dict(tanbr.open(base, experts=experts, method="task-arithmetic:scale=2").tensors(BLEND))
-    for name, merged in known.items():
-        terms = [2 * weight * file[name].double() for weight, file in zip(BLEND, files, strict=True)]
-        bound = 8 * torch.finfo(torch.float32).eps * (sum(term.abs() for term in terms) + origin[name].abs())
-        assert ((merged.double() - (sum(terms) - origin[name].double())).abs() <= bound).all(), name
-
-
 def test_inspect_names_the_expert_that_came_from_elsewhere(bert, tmp_path) -> None:
     base, experts = bert
     moe = tanbr.open(base, experts=experts)
@@ -107,16 +88,6 @@ def test_inspect_names_the_expert_that_came_from_elsewhere(bert, tmp_path) -> No
     assert verdict == inspect(moe).verdict == "do not merge"
     assert "stranger" in reason
     assert not any(str(expert) in reason for expert in experts)
-
-
-def test_files_and_fingerprint_are_of_all(bert) -> None:
-    base, experts = bert
-    moe, fewer = tanbr.open(base, experts=experts), tanbr.open(base, experts=experts[:2])
-    assert {file.path.parent for file in moe.files} == {base, *experts}
-    assert moe.path == base
-    assert moe.fingerprint != fewer.fingerprint
-    moe.release()
-    assert torch.isfinite(logits(moe.dense())).all()
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -155,15 +126,6 @@ def test_an_expert_that_does_not_fit_is_refused_in_one_sentence(what, bert, tmp_
     wrong = make(tmp_path)
     with pytest.raises(CheckpointError, match=message):
         tanbr.open(base, experts=[*experts, wrong])
-
-
-def test_words_in_another_order_are_another_vocabulary(bert, tmp_path) -> None:
-    base, experts = bert
-    for number, words in enumerate(["a\nb\n", "b\na\n"]):
-        shutil.copytree(experts[number], tmp_path / str(number))
-        (tmp_path / str(number) / "vocab.txt").write_text(words)
-    with pytest.raises(CheckpointError, match="one vocabulary"):
-        tanbr.open(base, experts=[tmp_path / "0", tmp_path / "1"])
 
 
 def test_one_expert_or_the_same_twice_is_no_blend(bert) -> None:

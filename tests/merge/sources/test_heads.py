@@ -8,7 +8,6 @@ import tanbr
 from merge.sources.tiny_dense import heads
 from moe.tiny import load_plain
 from tanbr.errors import CheckpointError
-from tanbr.merge.sources.heads import labels_of
 
 EPS = torch.finfo(torch.float32).eps
 LABELS = [("bad", "good"), ("good", "fair", "bad"), ("fair", "awful")]
@@ -50,15 +49,6 @@ def test_an_expert_alone_answers_its_own_labels_as_it_did(experts) -> None:
         with torch.no_grad():
             theirs, mine = load_plain(folder)(**inputs).logits, joined(**inputs).logits[:, columns]
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
-
-
-def test_the_export_names_all_labels(experts, tmp_path) -> None:
-    moe = tanbr.open(experts[0], experts=experts[1])
-    awful = [piece for piece in moe.plan.pieces if piece.target == "classifier.bias" and piece.start == 3]
-    assert [piece.weights for piece in awful] == [(1.0,)]  # one expert's alone: copied, and never merged again
-    moe.export([0.5, 0.3, 0.2], tmp_path / "out")
-    assert labels_of(load_plain(tmp_path / "out").config.to_dict()) == UNION
-    assert moe.source.expert_labels == tuple(LABELS)
 
 
 def test_a_head_with_one_label_twice_is_refused(tmp_path) -> None:

@@ -144,6 +144,13 @@ def test_experts_of_an_moe_taken_apart_merge_to_what_it_merges_to(tmp_path) -> N
         assert ((tensor - whole[name]).abs() <= 16 * EPS * float(whole[name].abs().max())).all(), name
 
 
+def test_a_checkpoint_among_adapters_stays_itself_bit_for_bit(tmp_path) -> None:
+    moe, _ = mixture(tmp_path)
+    theirs = load_file(tmp_path / "whole" / "model.safetensors")
+    for name, merged in moe.tensors([0, 1, 0]):
+        assert torch.equal(merged, theirs[name]), name
+
+
 def test_weight_on_the_base_is_less_of_everything_else(tmp_path) -> None:
     moe, _ = with_base(tmp_path)
     base = load_file(moe.path / "model.safetensors")

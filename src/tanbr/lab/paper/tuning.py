@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from tanbr.errors import CheckpointError
-from tanbr.lab import finetune
 from tanbr.lab.compare import compare
 from tanbr.lab.jobs import Job, Tick
 from tanbr.lab.paper.claim import OURS
 from tanbr.lab.paper.setup import Setup
-from tanbr.lab.paper.timing import work_time
+from tanbr.lab.paper.table1 import work_time
 from tanbr.lab.rivals import FixedBlend
 from tanbr.lab.simulate import Answered
 from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Traffic
+from tanbr.lab.train import finetune
 from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.finetune import MergedTuner, Tuner
 from tanbr.lab.train.objectives import Objective, TextToText

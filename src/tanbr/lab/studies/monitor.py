@@ -1,7 +1,8 @@
-"""How well the monitor knows the task mix: against counting votes, and against QuaPy.
+"""How well the monitor knows the task mix, against counting votes and QuaPy; how often a prompt finds its adapter.
 
     python -m tanbr.lab.studies.monitor --quick                            # generated tasks, under a minute
     python -m tanbr.lab.studies.monitor --data GLUE_FOLDER --out docs/results/monitor/glue.json
+    python -m tanbr.lab.studies.monitor --data GLUE_FOLDER --parts prompts --out docs/results/engines/routing.json
 
 The history comes from train text, every slot from text held out of it (GLUE's dev, the generated tasks' test split).
 Errors are L1 distances between mixes: of a slot against the mix it really held, of a forecast against the latent mix.
@@ -30,7 +31,9 @@ from tanbr.files import write_atomically
 from tanbr.lab.tasks import glue, tiny, traffic
 from tanbr.monitor import Monitor
 from tanbr.monitor.features import plain_text, read
-from tanbr.types import FloatArray, Text, to_jsonable
+from tanbr.serve.panel import Assignment
+from tanbr.tasks.rows import Row
+from tanbr.types import Decision, FloatArray, Text, to_jsonable
 
 SIZES = (64, 256, 1024)  # requests of a slot
 ALPHAS = (0.1, 0.3, 1.0)  # how even its mix is
@@ -188,14 +191,46 @@ def forecast(data: Data, *, per_task: int, length: int, seeds: int) -> dict[str,
     return table
 
 
+def prompts(folder: str, *, history: int, requests: int) -> dict[str, Any]:
+    """Share of each task's prompts that reach its own adapter, in a panel of one adapter a task.
+
+    Prompts are GLUE's texts in `instructions.json`, five a task as FLAN has them, some of which MNLI and RTE, and MRPC
+    and QQP, share. The history has train text in the first four; requests are dev text in these, or in the fifth.
+    """
+    instructions = json.loads(Path(__file__).with_name("instructions.json").read_text(encoding="utf-8"))
+    rng, tasks, V = np.random.default_rng(0), tuple(instructions), len(instructions)
+
+    def put(rows: Sequence[Row], chosen: slice) -> list[Text]:
+        said = instructions[rows[0].task][chosen]
+        texts = [(row.text,) if isinstance(row.text, str) else row.text for row in rows]
+        drawn = rng.integers(len(said), size=len(texts))
+        return [said[number].format(*text) for number, text in zip(drawn, texts, strict=True)]
+
+    train, dev = glue.load(folder, split="train", limit=history), glue.load(folder, split="dev", limit=requests)
+    monitor, past = Monitor(tasks), {task: put(train[task], slice(4)) for task in tasks}
+    monitor.learn([one for task in tasks for one in past[task]], [task for task in tasks for _ in past[task]])
+    assignment = Assignment(Decision(0, np.full(V, 1 / V), np.eye(V), estimates=np.eye(V)), monitor.snapshot())
+    found: dict[str, Any] = {}
+    for name, chosen in (("instructions of the history", slice(4)), ("instructions never read", slice(4, None))):
+        shares = {}
+        for place, task in enumerate(tasks):
+            went = assignment.places(assignment.recogniser.recognise(put(dev[task], chosen)))
+            shares[task] = round(float((went == place).mean()), 4)
+        found[name] = {"all tasks alike": round(float(np.mean(list(shares.values()))), 4), **shares}
+    return found
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="folder with GLUE's TSV folders; without it, the generated tasks")
     parser.add_argument("--quick", action="store_true", help="a minute at most")
-    parser.add_argument("--parts", nargs="+", default=["recognition", "mix", "forecast"], help="only these")
+    usual = ["recognition", "mix", "forecast"]
+    parser.add_argument("--parts", nargs="+", choices=[*usual, "prompts"], default=usual, help="prompts are GLUE's")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args(arguments)
+    if "prompts" in options.parts and not options.data:
+        parser.error("prompts are made of GLUE's texts; name its folder with --data")
     few, many, repeats, length, seeds = (200, 200, 2, 42, 1) if options.quick else (500, 2000, 25, 162, 2)
     data = load(options.data, rows=many)
     both = (data,) if options.quick else (data, data.normalised())
@@ -206,8 +241,10 @@ def main(arguments: list[str] | None = None) -> None:
             for of, known in itertools.product(both, sorted({few, many}))
         },
         "forecast": lambda: forecast(data, per_task=few, length=length, seeds=seeds),
+        "prompts": lambda: prompts(options.data, history=few, requests=1000),
     }
     command = "python -m tanbr.lab.studies.monitor" + " --data GLUE" * bool(options.data) + " --quick" * options.quick
+    command += f" --parts {' '.join(options.parts)}" * (options.parts != usual)
     about = {"command": command, "python": platform.python_version(), "numpy": np.__version__}
     text = json.dumps(to_jsonable(about | {name: parts[name]() for name in options.parts}), indent=1)
     print(text)

@@ -2,10 +2,13 @@
 
     python -m tanbr.lab.studies.regret --quick
     python -m tanbr.lab.studies.regret --suite hard --routers tanbr,tanbr:room=0,vector-gp --seeds 2 --out hard.json
+    python -m tanbr.lab.studies.regret --suite requests --routers parts --slots 200 --seeds 3 --out ablation.json
 
-A router is one of ROUTERS, or the default router with settings changed: `tanbr:room=0;change=0`, which is how an
-ablation is run. Constants were chosen on map seeds from 100 upwards; results are of seeds from 0. No constant may be
-chosen on the suite `held`.
+A router is one of ROUTERS, or the default router with settings, or constants of its modules, changed:
+`tanbr:room=0;choose.SNAP=0`. `parts` stands for the default router, and for it without each of its parts in turn.
+The suite `requests` is no map: the embedded model answers requests whose mix drifts, on the server's loop; what it
+earned less than 1 is its regret. Constants were chosen on map seeds from 100 upwards; results are of seeds from 0. No
+constant may be chosen on the suite `held`.
 """
 
 import argparse
@@ -16,9 +19,11 @@ import platform
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -28,7 +33,12 @@ from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
 from tanbr.lab.pictures import line_chart, png
 from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
+from tanbr.lab.simulate import Study
 from tanbr.lab.studies.reward_maps import MAPS, SUITES, BestBlends
+from tanbr.lab.world import Contestant, StreamWorld
+from tanbr.loop.choose import StartBlend
+from tanbr.loop.config import LoopConfig
+from tanbr.moe import embedded
 from tanbr.router import Tanbr
 from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.types import Decision, FloatArray, Router
@@ -46,6 +56,12 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "32 experts": {"experts": 32},
     MOVES: {},  # half way
 }
+REQUESTS = {"requests, experts known": True, "requests, experts unknown": False}
+PARTS = (  # of the default router, each as it is switched off
+    "room=0", "choose.CLIMB_ROUNDS=0", "choose.SNAP=1e-6", "beta=0;known.BETA_FLOOR=0", "choose.OPEN_REACH=1e-6",
+    "default.FITS=[];default.EARLY_FITS=[]", "default.EARLY_FITS=[]", "known.LIFT=0", "conservative.MARGIN=0",
+    "budget=1", "change=0",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,8 @@ def _searched(search: BestBlends, mix: FloatArray) -> float:
 class World:
     """A scenario's maps, mixes and best rewards; built once, run by many routers."""
 
+    own: tuple[int, ...] | None = None  # a map's experts belong to no task
+
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = s = scenario
         rng = np.random.default_rng([s.seed, list(MAPS).index(s.family), MIXES.index(s.mix), s.experts])
@@ -120,6 +138,26 @@ class World:
         return reward
 
 
+class Requests:
+    """Requests of the embedded model, each answered once under a blend for all routers."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario, self.best = scenario, np.ones(scenario.slots)
+        study = Study(embedded.path(), slots=scenario.slots)
+        self.bench = study.bench()
+        self.stream = study.stream(self.bench.corpus, scenario.seed)
+        self.own = self.bench.own_experts if REQUESTS[scenario.family] else ()
+        self.monitor = self.bench.corpus.taught_monitor(self.bench.config.monitor, seed=scenario.seed)
+        self.monitor.snapshot()  # fitted once, for all forks
+
+    def run(self, router: Router) -> FloatArray:
+        """Serve every slot; the rewards (T,)."""
+        world = StreamWorld(self.bench.answers.each, self.bench.corpus.space)
+        start = StartBlend(None, experts=self.bench.sizes[0], own_experts=self.own)
+        one = Contestant(world, router, self.monitor.fork(), start=start, config=LoopConfig())
+        return np.array([one.play(slot.rows).total_reward for slot in self.stream])
+
+
 def figures(reward: FloatArray, best: FloatArray) -> dict[str, Any]:
     """Say what one run comes down to: rewards (T,) beside the best blend's (T,)."""
     regret = best - reward
@@ -146,17 +184,22 @@ ROUTERS: dict[str, Callable[..., Router]] = {  # of K, V, max_active= and seed=
 }
 
 
-def router(name: str, scenario: Scenario) -> Router:
-    """Build a router by name for a scenario; settings of the default router may follow `tanbr:`."""
+def played(name: str, world: World | Requests) -> dict[str, Any]:
+    """Run the router of a name; settings of the default router, and constants of its modules, may follow `tanbr:`."""
     base, _, settings = name.partition(":")
     if base not in ROUTERS or (settings and base != "tanbr"):
         raise ConfigError(f"unknown router {name!r}; there are {', '.join(ROUTERS)}, and tanbr:setting=value;…")
+    scenario = world.scenario
     more: dict[str, Any] = {"max_active": scenario.max_active, "seed": ROUTER_SEED + scenario.seed}
-    if settings:
-        changed = dict(pair.split("=", 1) for pair in settings.split(";"))
-        values = {key: json.loads(value) for key, value in changed.items()}
-        more["config"] = RouterConfig.model_validate({"default": values})
-    return ROUTERS[base](scenario.experts, scenario.tasks, **more)
+    values = {key: json.loads(value) for key, value in (pair.split("=", 1) for pair in settings.split(";") if pair)}
+    constants = {key: values.pop(key) for key in list(values) if "." in key}
+    if base == "tanbr":
+        config = RouterConfig.model_validate({"default": values})
+        more["config"] = config if world.own is None else config.of_requests(world.own)
+    with ExitStack() as patched:
+        for key, value in constants.items():
+            patched.enter_context(mock.patch(f"tanbr.router.{key}", value))
+        return figures(world.run(ROUTERS[base](scenario.experts, scenario.tasks, **more)), world.best)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -202,19 +245,23 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the study, print its tables, and keep what `--out` names (JSON, and tables and picture beside it)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="100 slots, K = 8, few routers: under a minute")
-    parser.add_argument("--suite", choices=list(SUITES), default="own", help="which reward maps")
+    parser.add_argument("--suite", choices=[*SUITES, "requests"], default="own", help="which reward maps")
     parser.add_argument("--conditions", default="plain", help=f"between commas: plain, {', '.join(CONDITIONS)}")
     parser.add_argument("--mixes", default=",".join(MIXES), help="which, between commas")
     parser.add_argument("--experts", default="4,8", help="between commas; 8, or its own, for a condition")
-    parser.add_argument("--routers", help=f"between commas: {', '.join(ROUTERS)}, or tanbr:setting=value;…")
+    parser.add_argument("--routers", help=f"between commas: {', '.join(ROUTERS)}, tanbr:setting=value;…, parts")
     parser.add_argument("--seeds", type=int, default=1, help="how many map seeds")
     parser.add_argument("--first", type=int, default=0, help="first map seed; from 100 on they are for trying")
     parser.add_argument("--slots", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="write runs to this JSON file; tables and picture go beside it")
     options = parser.parse_args(arguments)
+    if options.suite == "requests" and options.conditions != "plain":
+        parser.error("conditions are of maps; leave --conditions out, or --suite requests")
     slots = 100 if options.quick else options.slots
     few = ["tanbr", "tanbr:room=0", "random"]
     names = options.routers.split(",") if options.routers else few if options.quick else list(ROUTERS)
+    if "parts" in names:
+        names = ["tanbr", *(f"tanbr:{part}" for part in PARTS)]
     runs: list[dict[str, Any]] = []
     for condition in options.conditions.split(","):
         change = {} if condition == "plain" else dict(CONDITIONS[condition])
@@ -222,13 +269,15 @@ def main(arguments: list[str] | None = None) -> None:
         sizes = [change.pop("experts")] if "experts" in change else sizes
         change |= {"slots": slots} | ({"moves_at": slots // 2} if condition == MOVES else {})
         seeds = range(options.first, options.first + options.seeds)
-        for family, mix, experts, seed in itertools.product(
-            SUITES[options.suite], options.mixes.split(","), sizes, seeds
-        ):
-            world = World(Scenario(family, mix, seed, experts=experts, **change))
+        families, mixes = SUITES.get(options.suite, REQUESTS), options.mixes.split(",")
+        if options.suite == "requests":
+            mixes, sizes = ["drifting"], [8]
+        for family, mix, experts, seed in itertools.product(families, mixes, sizes, seeds):
+            scenario = Scenario(family, mix, seed, experts=experts, **change)
+            world = Requests(scenario) if family in REQUESTS else World(scenario)
             for name in names:
                 about = {"condition": condition, "router": name, "family": family, "mix": mix, "experts": experts}
-                found = figures(world.run(router(name, world.scenario)), world.best)
+                found = played(name, world)
                 runs.append({**about, "seed": seed, **found})
                 print(*about.values(), seed, f"{found['mean']:.4f}", sep=" | ", file=sys.stderr, flush=True)
     print(table(runs))

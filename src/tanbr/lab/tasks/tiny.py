@@ -111,7 +111,7 @@ def _inference3(rng: Random) -> tuple[Text, float]:
         plain = world.implied(rng, event)
         hypothesis = f"the {plain.agent} did not {world.verb(rng, plain, 0)} the {world.thing(rng, plain)}"
     else:
-        hypothesis = world.told(rng, replace(world.changed(rng, event), time=None, manner=None))
+        hypothesis = world.told(rng, replace(world.changed(rng, event), time=None, adverb=None))
     return (world.told(rng, event) + " .", hypothesis + " ."), label
 
 
@@ -134,7 +134,7 @@ def _paraphrase(rng: Random) -> tuple[Text, float]:
 
 
 def _answerability(rng: Random) -> tuple[Text, float]:
-    event = replace(world.draw(rng, detail=0.5), manner=None)
+    event = replace(world.draw(rng, detail=0.5), adverb=None)
     answered = rng.random() < 0.5
     kind = rng.choice(("where", "when", "who", "what"))
     event = replace(event, place=event.place or rng.choice(world.PLACES), time=event.time or rng.choice(world.TIMES))
@@ -195,7 +195,7 @@ def _inference2(rng: Random) -> tuple[Text, float]:
         claim = replace(world.implied(rng, first), agent=second.agent)
         follows = claim.agent == first.agent
     else:
-        claim = replace(world.changed(rng, second), time=None, manner=None)
+        claim = replace(world.changed(rng, second), time=None, adverb=None)
     passage = f"{world.told(rng, first)} and then {world.told(rng, second)} ."
     hypothesis = world.told(rng, claim, passive=rng.random() < PASSIVE)
     return (passage, hypothesis + " ."), float(not follows)
@@ -229,7 +229,7 @@ def _captioned(rng: Random, event: Event) -> str:
 
 
 def _similarity(rng: Random) -> tuple[Text, float]:
-    event = replace(world.draw(rng, detail=0.7), time=None, manner=None)
+    event = replace(world.draw(rng, detail=0.7), time=None, adverb=None)
     other, foreign = event, world.draw(rng, detail=0.7)
     for name in ("agent", "verb", "thing", "quality", "place"):
         if rng.random() < 0.4:

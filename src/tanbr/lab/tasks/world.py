@@ -54,7 +54,7 @@ PLACES = (
 )  # fmt: skip
 TIMES = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve")
-MANNERS = (("quickly", "rapidly"), ("slowly", "gradually"), ("quietly", "silently"), ("happily", "gladly"))
+ADVERBS = (("quickly", "rapidly"), ("slowly", "gradually"), ("quietly", "silently"), ("happily", "gladly"))
 
 REPORTERS = ("officials", "police", "witnesses", "reporters", "lawyers", "experts")
 REPORTING = ("said", "told", "announced", "reported", "confirmed")
@@ -79,7 +79,7 @@ _MEANINGS = {
     for meaning, words in (
         *((f"verb {i}", (*one, *other)) for i, (one, other) in enumerate(VERBS)),
         *((f"quality {i}.{side}", words) for i, sides in enumerate(ADJECTIVES) for side, words in enumerate(sides)),
-        *((f"manner {i}", words) for i, words in enumerate(MANNERS)),
+        *((f"adverb {i}", words) for i, words in enumerate(ADVERBS)),
     )
     for word in words
 }
@@ -103,7 +103,7 @@ class Event:
     quality: tuple[int, int] | None = None  # of the thing: (index into ADJECTIVES, side)
     place: str | None = None
     time: str | None = None
-    manner: int | None = None
+    adverb: int | None = None
 
 
 def draw(rng: Random, *, detail: float = 0.5) -> Event:
@@ -119,7 +119,7 @@ def draw(rng: Random, *, detail: float = 0.5) -> Event:
         quality=draw_quality(rng) if rng.random() < detail else None,
         place=maybe(PLACES),
         time=maybe(TIMES),
-        manner=rng.randrange(len(MANNERS)) if rng.random() < detail / 2 else None,
+        adverb=rng.randrange(len(ADVERBS)) if rng.random() < detail / 2 else None,
     )
 
 
@@ -159,8 +159,8 @@ def told(rng: Random, event: Event, *, passive: bool = False) -> str:
         core = f"the {it} {past} {_participle(did)} by the {event.agent}"
     else:
         core = f"the {event.agent} {did} the {it}"
-    if event.manner is not None:
-        core += f" {MANNERS[event.manner][rng.random() < SYNONYM]}"
+    if event.adverb is not None:
+        core += f" {ADVERBS[event.adverb][rng.random() < SYNONYM]}"
     if event.place:
         core += f" in the {event.place}"
     if event.time:
@@ -195,7 +195,7 @@ def changed(rng: Random, event: Event) -> Event:
 
 def implied(rng: Random, event: Event) -> Event:
     """Leave details out, or name a thing or an agent by its class: what is left follows from `event`."""
-    dropped: dict[str, Any] = {name: None for name in ("place", "time", "manner", "quality") if rng.random() < 0.6}
+    dropped: dict[str, Any] = {name: None for name in ("place", "time", "adverb", "quality") if rng.random() < 0.6}
     fewer = replace(event, **dropped)
     if rng.random() < 0.4:
         return replace(fewer, thing=CLASS_OF[fewer.thing])

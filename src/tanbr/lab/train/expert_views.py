@@ -18,7 +18,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from tanbr.errors import ConfigError
-from tanbr.lab.gates import add_gates, heard, real_tokens
+from tanbr.lab.gates import BALANCE, add_gates, heard, real_tokens
 from tanbr.lab.train.checkpoints import upcycled, write
 from tanbr.lab.train.upcycle import ffn_names
 from tanbr.moe.layer import BY_GATES, route, sites_of
@@ -127,9 +127,6 @@ class ExpertViews(nn.Module):
         moe.load_state_dict({**self.dense.state_dict(), **stacked})
         card = Card(tuple(tasks), tuple(task.name for task in tasks), os.path.relpath(dense, out))
         return write(moe, out, dense, card=card)
-
-
-BALANCE = 0.01  # weight of the load-balance loss, as Switch Transformers have it
 
 
 class TokenViews(ExpertViews):
