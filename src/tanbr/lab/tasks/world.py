@@ -1,78 +1,21 @@
 """A small world of events, its words, and the ways to say them: what the generated tasks are made of."""
 
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
-NOUNS: dict[str, tuple[str, ...]] = {  # class → members; a member is always an instance of its class
-    "animal": ("dog", "cat", "horse", "goat", "duck", "rabbit", "fox", "owl", "pony", "lamb"),
-    "worker": ("farmer", "baker", "teacher", "doctor", "painter", "singer", "pilot", "judge", "tailor", "waiter"),
-    "tool": ("hammer", "ladder", "shovel", "drill", "saw", "wrench", "rope", "broom", "bucket", "lantern"),
-    "vehicle": ("car", "truck", "bus", "boat", "train", "tractor", "wagon", "bicycle", "ferry", "van"),
-    "fruit": ("apple", "pear", "peach", "plum", "lemon", "melon", "cherry", "mango", "grape", "fig"),
-    "garment": ("coat", "shirt", "scarf", "hat", "glove", "dress", "jacket", "sock", "belt", "boot"),
-    "instrument": ("piano", "violin", "drum", "flute", "guitar", "trumpet", "harp", "cello", "horn", "banjo"),
-    "machine": ("printer", "camera", "radio", "clock", "phone", "heater", "laptop", "pump", "fan", "oven"),
-}
+_WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+NOUNS: dict[str, list[str]] = _WORDS["nouns"]  # class → members
 AGENTS = ("animal", "worker")
-THINGS = ("tool", "vehicle", "fruit", "garment", "instrument", "machine")
+THINGS = tuple(name for name in NOUNS if name not in AGENTS)
 CLASS_OF = {member: name for name, members in NOUNS.items() for member in members}
-
-# (base, third person, past) of a verb and of its synonym
-VERBS: tuple[tuple[tuple[str, str, str], tuple[str, str, str]], ...] = (
-    (("find", "finds", "found"), ("discover", "discovers", "discovered")),
-    (("buy", "buys", "bought"), ("purchase", "purchases", "purchased")),
-    (("fix", "fixes", "fixed"), ("repair", "repairs", "repaired")),
-    (("clean", "cleans", "cleaned"), ("wash", "washes", "washed")),
-    (("carry", "carries", "carried"), ("haul", "hauls", "hauled")),
-    (("watch", "watches", "watched"), ("observe", "observes", "observed")),
-    (("choose", "chooses", "chose"), ("select", "selects", "selected")),
-    (("hide", "hides", "hid"), ("conceal", "conceals", "concealed")),
-    (("break", "breaks", "broke"), ("smash", "smashes", "smashed")),
-    (("lift", "lifts", "lifted"), ("raise", "raises", "raised")),
-    (("drop", "drops", "dropped"), ("release", "releases", "released")),
-    (("pull", "pulls", "pulled"), ("drag", "drags", "dragged")),
-    (("want", "wants", "wanted"), ("desire", "desires", "desired")),
-    (("paint", "paints", "painted"), ("color", "colors", "colored")),
-    (("borrow", "borrows", "borrowed"), ("rent", "rents", "rented")),
-    (("steal", "steals", "stole"), ("swipe", "swipes", "swiped")),
-)
-ADJECTIVES: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = (  # two synonyms, and their two opposites
-    (("big", "large"), ("small", "tiny")),
-    (("old", "ancient"), ("new", "recent")),
-    (("heavy", "weighty"), ("light", "airy")),
-    (("clean", "spotless"), ("dirty", "filthy")),
-    (("wet", "soaked"), ("dry", "parched")),
-    (("cheap", "inexpensive"), ("costly", "expensive")),
-    (("bright", "shiny"), ("dim", "dark")),
-    (("strong", "sturdy"), ("weak", "fragile")),
-)
-PLACES = (
-    "barn", "kitchen", "market", "garden", "office", "station", "library", "harbor", "forest", "tower", "museum",
-    "square",
-)  # fmt: skip
-TIMES = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve")
-ADVERBS = (("quickly", "rapidly"), ("slowly", "gradually"), ("quietly", "silently"), ("happily", "gladly"))
-
-REPORTERS = ("officials", "police", "witnesses", "reporters", "lawyers", "experts")
-REPORTING = ("said", "told", "announced", "reported", "confirmed")
-
-FILM_PARTS = (
-    "plot", "cast", "script", "acting", "ending", "music", "dialogue", "story", "pacing", "humor", "camerawork",
-    "premise",
-)  # fmt: skip
-POSITIVE = (
-    "brilliant", "moving", "charming", "funny", "gripping", "fresh", "clever", "warm", "dazzling", "honest",
-    "graceful", "lively", "tender", "superb", "witty", "rich",
-)  # fmt: skip
-NEGATIVE = (
-    "dull", "clumsy", "boring", "shallow", "tired", "bland", "sloppy", "lifeless", "predictable", "hollow",
-    "tedious", "awful", "muddled", "stale", "cheesy", "grating",
-)  # fmt: skip
-HEDGES = ("really", "quite", "utterly", "somewhat", "truly", "rather")
-NEGATORS = ("not", "never", "hardly", "far from")
+VERBS, ADJECTIVES, ADVERBS = (_WORDS[name] for name in ("verbs", "adjectives", "adverbs"))  # with their synonyms
+PLACES, TIMES, NUMBERS = (_WORDS[name] for name in ("places", "times", "numbers"))
+REPORTERS, REPORTING, FILM_PARTS = (_WORDS[name] for name in ("reporters", "reporting", "film_parts"))
+POSITIVE, NEGATIVE, HEDGES, NEGATORS = (_WORDS[name] for name in ("positive", "negative", "hedges", "negators"))
 
 _MEANINGS = {
     word: meaning
@@ -109,7 +52,7 @@ class Event:
 def draw(rng: Random, *, detail: float = 0.5) -> Event:
     """Draw an event at random, each detail with probability `detail`."""
 
-    def maybe(options: tuple[str, ...]) -> str | None:
+    def maybe(options: Sequence[str]) -> str | None:
         return rng.choice(options) if rng.random() < detail else None
 
     return Event(
@@ -172,7 +115,7 @@ def _participle(past: str) -> str:
     return {"chose": "chosen", "hid": "hidden", "broke": "broken", "stole": "stolen"}.get(past, past)
 
 
-def another(rng: Random, options: tuple[str, ...], word: str) -> str:
+def another(rng: Random, options: Sequence[str], word: str) -> str:
     """Choose any of `options` but `word`."""
     return rng.choice([option for option in options if option != word])
 
