@@ -2,6 +2,7 @@
 
 import difflib
 import reprlib
+import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -36,6 +37,18 @@ def read(section: type[Settings], values: Mapping[str, Any], *, source: str = "c
         raise ConfigError(f"{source}: {_first_problem(section, error)}") from None
     except RecursionError:
         raise ConfigError(f"{source} is nested too deeply; a setting is a value in a section") from None
+
+
+def read_toml(path: str | Path, *, what: str) -> dict[str, Any]:
+    """Read a TOML file; anything wrong in it is one `ConfigError`, which says `what` it should be."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from None
+    except ValueError as error:  # no UTF-8, no TOML, or a number of too many digits
+        raise ConfigError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply; a setting is a value in a section") from None
 
 
 def check_kept(

@@ -58,7 +58,7 @@ MISTAKES = {
     "reproduce fig4 --scale large": "unknown scale 'large'; choose one of tiny, small, paper",
     "reproduce fig4 --scale small --model m": "fig4 at scale small needs data: --data names GLUE's folder",
     "reproduce fig2 --tagged": "fig2 with --tagged needs a T5-MoE that knows the names of tasks",
-    "reproduce fig4 --data nowhere": "fig4 needs GLUE, and nowhere lacks CoLA/train.tsv and 15 more files",
+    "reproduce fig4 --data nowhere": "no GLUE folder at nowhere; expected one with CoLA",
     "reproduce fig4 --model nowhere": "nowhere is not a folder; a checkpoint is a folder with config.json",
     "config --section server": "no section 'server'; there are",
 }

@@ -38,17 +38,6 @@ def plainly(model: DenseModel, merged: Any) -> FloatArray:
     return merged.double()(**model.encode(TEXTS)).logits.numpy()
 
 
-@pytest.mark.parametrize("blend", [np.eye(8)[3], SOME], ids=["one", "some"])
-def test_it_answers_as_the_dense_model_does(moe: Moe, blend: FloatArray) -> None:
-    model, reference = in_float64(moe), moe.dense().double()
-    model.swap(np.eye(8)[0])
-    other = np.array(model.answers(TEXTS))
-    model.swap(blend)
-    moe.merge_into(reference, blend)
-    np.testing.assert_allclose(model.answers(TEXTS), plainly(model, reference), rtol=0, atol=EXACT)
-    assert np.abs(np.array(model.answers(TEXTS)) - other).max() > 1e-3
-
-
 def test_it_takes_a_merge_that_is_no_blend_and_finds_back(moe: Moe) -> None:
     model = in_float64(moe)
     model.swap(np.eye(8)[0])

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tanbr.errors import OutputError
 from tanbr.lab import demo
 from tanbr.lab.demo import Demo
 from tanbr.lab.settings import Config
@@ -52,9 +51,3 @@ def test_the_figures_are_the_comparison(done: Demo) -> None:
     assert len(figures["slots"]["tanbr"]) == 60
     assert figures["methods"]["tanbr"]["reward"] == pytest.approx(done.result.rewards("tanbr").mean())
     assert figures["methods"]["best per slot"]["regret_per_slot"] == 0.0
-
-
-def test_a_folder_that_cannot_be_written_is_found_out_before_the_work(moe: Moe, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write"):
-        demo.run(moe, out=tmp_path / "file", config=Config(), slots=1_000_000)

@@ -124,7 +124,8 @@ def test_it_learns_which_expert_is_right(make) -> None:
 
 def test_switch_adds_the_balance_of_real_tokens_to_the_loss() -> None:
     model = Toy()
-    rival = Switch(model, balance=0.5)
+    rival = Switch(model)
+    rival.balance = 0.5
     rival.trained()[0].data = torch.tensor([[2.0, 0, 0], [0, 2.0, 0]])
     x = torch.tensor([[[1.0, 0, 0], [0, 1.0, 0], [0, 5.0, 0]]])  # the last token is padding
     loss = rival.loss(
@@ -141,7 +142,8 @@ def test_switch_adds_the_balance_of_real_tokens_to_the_loss() -> None:
 def test_the_gradient_of_rl_is_that_of_the_expected_loss(monkeypatch, baseline) -> None:
     torch.manual_seed(0)
     model = Toy()
-    rival = Reinforce(model, balance=0.0)
+    rival = Reinforce(model)
+    rival.balance = 0.0
     rival.baselines[0].bias.data.fill_(baseline)
     gate = rival.trained()[0]
     gate.data = torch.randn(2, 3)

@@ -242,18 +242,6 @@ def test_the_confusion_is_that_of_unseen_texts() -> None:
         table[0, 0] = 1.0
 
 
-def test_memory_does_not_grow_with_what_is_seen(monitor: Monitor, tmp_path: Path) -> None:
-    def size(seeds: range) -> int:
-        for seed in seeds:
-            monitor.learn(*history(100, seed=seed))
-            monitor.observe(traffic({"weather": 300, "pair": 300}, seed))
-        monitor.save(tmp_path / "state.npz")
-        return sum(array.nbytes for array in read_state(tmp_path / "state.npz")[1].values())
-
-    full = size(range(4))
-    assert size(range(4, 8)) < 1.1 * full
-
-
 # --- snapshots and beliefs --------------------------------------------------------------------------------------------
 
 

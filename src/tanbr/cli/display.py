@@ -5,7 +5,15 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 console = Console(highlight=False)
@@ -27,6 +35,26 @@ def bar(what: str, *, unit: str = "tensors") -> Iterator[Callable[[int, int], No
     with progress(unit) as shown:
         task = shown.add_task(what, total=None, note="")
         yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+@contextmanager
+def phases() -> Iterator[Callable[..., None]]:
+    """Show a bar for each phase that is reported: its name, how far it is, of how much, and a note.
+
+    What has nothing to count is a sentence, and is printed.
+    """
+    with progress() as shown:
+        bars: dict[str, TaskID] = {}
+
+        def report(phase: str, done: int, total: int, note: str = "") -> None:
+            if not total:
+                shown.console.print(escape(phase), soft_wrap=True)
+                return
+            if phase not in bars:
+                bars[phase] = shown.add_task(phase, total=total, note=note)
+            shown.update(bars[phase], completed=done, note=note)
+
+        yield report
 
 
 def fitted(

@@ -1,7 +1,5 @@
-"""The self-check, as a person sees it: a bar while it is made, then one table."""
+"""The self-check, as a person sees it: one table."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,26 +7,10 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from tanbr.cli.display import console, progress
+from tanbr.cli.display import console
 
 if TYPE_CHECKING:
-    from tanbr.serve.check import Check, Report
-
-
-@contextmanager
-def measuring() -> "Iterator[Report]":
-    """Show a bar from the first report on; one with nothing to count is a sentence."""
-    with progress() as shown:
-        bars: dict[str, object] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if not total:
-                shown.console.print(escape(what), soft_wrap=True)
-                return
-            task = bars[what] = bars.get(what) or shown.add_task(what, total=total, note="")
-            shown.update(task, completed=done)  # type: ignore[arg-type]
-
-        yield report
+    from tanbr.serve.check import Check
 
 
 def show_check(check: "Check") -> None:

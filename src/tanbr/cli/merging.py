@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Option
 
-from tanbr.cli.display import bar, console
-from tanbr.cli.measured import measuring, show_check
+from tanbr.cli.display import bar, console, phases
+from tanbr.cli.measured import show_check
 from tanbr.cli.options import Given, MergeMethod, examples, options_of, whole_numbers
 from tanbr.config import read
 from tanbr.errors import InputError
@@ -233,7 +233,7 @@ def _show_check(moe: "Moe", data: Path) -> None:
     from tanbr.serve.build import checked, known_of
     from tanbr.serve.config import ServeConfig
 
-    with tempfile.TemporaryDirectory() as kept, measuring() as report:
+    with tempfile.TemporaryDirectory() as kept, phases() as report:
         found = checked(known_of(moe, data), ServeConfig(), Path(kept), monitor=None, report=report)
     if found is not None:
         show_check(found)

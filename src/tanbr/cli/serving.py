@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from tanbr.cli.display import console
-from tanbr.cli.measured import measuring, show_check
+from tanbr.cli.display import console, phases
+from tanbr.cli.measured import show_check
 from tanbr.cli.options import ADVANCED, COMMON, Given, examples, options_of
 from tanbr.cli.stopping import on_signals
 from tanbr.config import read
@@ -112,7 +112,7 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens")
         from tanbr.serve.web.metrics import Metrics
 
         metrics = Metrics()
-        with measuring() as report:
+        with phases() as report:
             service = build(
                 **origin.model_dump(exclude={"token_file", "admin_token_file"}),
                 config=settings.serve,

@@ -2,17 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.progress import TaskID
 from rich.table import Table
 from typer import Option
 
-from tanbr.cli.display import console, fitted, progress
+from tanbr.cli.display import console, fitted, phases
 from tanbr.cli.options import Checkpoint, ConfigFile, Data, Given, Tagged, command_line, examples, options_of
 from tanbr.cli.simulating import say_survey
 from tanbr.cli.stopping import keeps
@@ -90,7 +87,7 @@ def pretrain(
     from tanbr.lab.train.run import Curve
 
     begun = time.monotonic()
-    with _progress() as report:
+    with phases() as report:
         report("rows", 0, 1, "reading")
         rows, _ = source.divided()
         unseen = source.dev(limit=settings.final_rows)
@@ -142,7 +139,7 @@ def finetune(
     tuning = Tuning(**settings.finetune.model_dump())
     device_of(tuning.device)  # before rows are made
     names = [experiment.check(name.strip()) for name in router.split(",")]
-    with _progress() as report:
+    with phases() as report:
         report("rows", 0, 1, "reading")
         source = Dataset(data)
         rows, unseen = source.divided()[0], source.dev(limit=tuning.eval_rows)
@@ -178,24 +175,10 @@ def _tables(columns: dict[str, dict[str, float]], title: str = "the tasks' metri
 def _pretrain_tiny(settings: Preset, out: Path, *, writes: bool) -> None:
     from tanbr.lab.train import embedded as experiment
 
-    with _progress() as report:
+    with phases() as report:
         survey = _WRITER_SURVEY if writes else {}
         model, worth = experiment.train_embedded(
             settings, out=out, report=report, command=command_line(), writes=writes, **survey
         )
     say_survey(worth)
     console.print(f"model: {model}")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int, str], None]]:
-    """Show a bar for each phase that is reported."""
-    with progress() as bar:
-        bars: dict[str, TaskID] = {}
-
-        def report(phase: str, done: int, total: int, note: str) -> None:
-            if phase not in bars:
-                bars[phase] = bar.add_task(phase, total=total, note=note)
-            bar.update(bars[phase], completed=done, note=note)
-
-        yield report

@@ -100,7 +100,7 @@ class Corpus:
             raise DataError(f"{few[0]} has only {len(self.held[few[0]])} held rows; ask for at most as many (--rows)")
         return {name: rows[:count] for name, rows in self.held.items()}
 
-    def taught_monitor(self, config: MonitorConfig, *, seed: int, after: int = 0) -> Monitor:
+    def taught_monitor(self, config: MonitorConfig | None, *, seed: int, after: int = 0) -> Monitor:
         """Make a monitor that has read a few hundred past texts of every task, the first `after` of them left alone."""
         monitor = Monitor([task.name for task in self.tasks], config=config)
         rng = np.random.default_rng(seed)
@@ -113,10 +113,8 @@ class Corpus:
 
 def taught_monitor(config: MonitorConfig | None = None, *, seed: int, per_task: int = 300) -> Monitor:
     """Make a monitor that has read a few hundred past texts of every generated task."""
-    monitor = Monitor([task.name for task in tiny.TASKS], config=config)
-    history = [row for task in tiny.TASKS for row in tiny.generate(task.name, per_task, seed=HELD_SEED + seed)]
-    monitor.learn([row.text for row in history], [row.task for row in history])
-    return monitor
+    past = Corpus("past", tiny.TASKS, held=_generated(per_task, seed=HELD_SEED + seed), stream={})
+    return past.taught_monitor(config, seed=seed)
 
 
 def _generated(count: int, *, seed: int, split: tiny.Split = "train") -> dict[str, list[Row]]:

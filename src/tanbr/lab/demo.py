@@ -10,15 +10,13 @@ from pathlib import Path
 
 from tanbr.files import check_writable, write_atomically
 from tanbr.lab.compare import Comparison, compare
-from tanbr.lab.corpus import Corpus, taught_monitor
+from tanbr.lab.corpus import HELD_SEED, Corpus
 from tanbr.lab.methods import Bench, method
 from tanbr.lab.report import write_report
 from tanbr.lab.settings import Config
 from tanbr.lab.tasks import tiny, traffic
 from tanbr.lab.tasks.traffic import SlotRequests, Traffic
 from tanbr.merge import Moe
-from tanbr.monitor import Monitor
-from tanbr.monitor.config import MonitorConfig
 from tanbr.serve.check import bytes_of
 
 TANBR, FIXED, BOUND = "tanbr", "best fixed", "best per slot"
@@ -38,14 +36,7 @@ SURVEY = "survey.json"  # lies beside the embedded weights
 # Streams of generated rows that never meet: training uses seed 0 of the train split, the monitor's history seed 1000.
 TRAFFIC_SEED = 2_000
 POOL = 600  # rows per task that requests are drawn from
-
-
-class DemoRows(Corpus):
-    """Generated requests; the monitor's history has seeds of its own."""
-
-    def taught_monitor(self, config: MonitorConfig, *, seed: int, after: int = 0) -> Monitor:  # noqa: ARG002
-        """Make a monitor that has read a few hundred past texts of every task."""
-        return taught_monitor(config, seed=seed)
+PAST = 300  # … that the monitor has read
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +67,8 @@ def run(
     names = [task.name for task in tiny.TASKS]
     mixes = traffic.mixes(kind, tasks=len(names), slots=slots, seed=seed, alpha=alpha)
     pools = {name: tiny.generate(name, POOL, seed=TRAFFIC_SEED + seed, split="test") for name in names}
-    rows = DemoRows("demo", tiny.TASKS, held={}, stream=pools)
+    past = {name: tiny.generate(name, PAST, seed=HELD_SEED + seed) for name in names}
+    rows = Corpus("demo", tiny.TASKS, held=past, stream=pools)
     bench = Bench(moe, rows, config, moe.path / SURVEY, practice=2 * requests, disjoint=True)
     contestants = {}
     for shown, name in METHODS.items():

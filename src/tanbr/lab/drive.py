@@ -74,9 +74,7 @@ def read_answer(output: dict[str, Any], row: Row, space: LabelSpace) -> float:
     task = space.task(row.task)
     if task.graded:
         return float(output.get("grades", {}).get(task.name, NO_ANSWER))
-    if task.written:
-        return understood(output["label"], row, task)
-    return float(task.labels.index(output["label"])) if output["label"] in task.labels else NO_ANSWER
+    return understood(output["label"], row, task)
 
 
 def summary(drives: Sequence[Drive], *, tail: int) -> dict[str, Any]:

@@ -53,6 +53,7 @@ class Gated(nn.Module, ABC):
     """
 
     routing: Routing  # of every token, in training as when served
+    balance = BALANCE
 
     def __init__(self, model: Any, *, seed: int = 0) -> None:
         super().__init__()
@@ -127,10 +128,6 @@ class Switch(Gated):
 
     routing = TokenRouting(top_k=1)
 
-    def __init__(self, model: Any, *, balance: float = BALANCE, seed: int = 0) -> None:
-        super().__init__(model, seed=seed)
-        self.balance = balance
-
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:  # noqa: ARG002
         """Mean task loss, and α times every site's load-balance loss."""
         with self.serving(), heard(self.model) as said:
@@ -156,10 +153,12 @@ class Reinforce(Gated):
 
     routing = TokenRouting(top_k=1, normalise=True)  # outputs as they are: nothing but the reward teaches the gate
 
-    def __init__(self, model: Any, *, balance: float = BALANCE, seed: int = 0) -> None:
+    def __init__(self, model: Any, *, seed: int = 0) -> None:
         super().__init__(model, seed=seed)
-        self.balance = balance
-        self.baselines = nn.ModuleList(map(_baseline, gates_of(model)))  # of the expected reward
+        linears = [nn.Linear(gate.in_features, 1, device=gate.weight.device) for gate in gates_of(model)]
+        self.baselines = nn.ModuleList(linears)  # of the expected reward
+        for parameter in self.baselines.parameters():
+            nn.init.zeros_(parameter)
 
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:
         """Mean task loss under drawn experts, the policy term, the baselines' squared error, the load-balance loss."""
@@ -180,13 +179,6 @@ def policy_loss(logits: Tensor, choice: Tensor, reward: Tensor, baseline: Tensor
     advantage = reward - baseline
     surprise = F.cross_entropy(logits, choice, reduction="none")  # −log π(a)
     return (advantage.detach() * surprise + advantage.square()).mean()
-
-
-def _baseline(gate: nn.Linear) -> nn.Linear:
-    linear = nn.Linear(gate.in_features, 1, device=gate.weight.device)
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    return linear
 
 
 class Smear(Gated):

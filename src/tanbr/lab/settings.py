@@ -1,14 +1,13 @@
 """The whole configuration: one section a stage, read from TOML, where an unknown key is an error."""
 
 import json
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from tanbr.config import Section, check_method, read
+from tanbr.config import Section, check_method, read, read_toml
 from tanbr.errors import ConfigError
 from tanbr.lab.train.config import FinetuneConfig, PretrainConfig
 from tanbr.monitor.config import MonitorConfig
@@ -33,17 +32,9 @@ def load(path: str | Path | None, *, over: Config | None = None) -> Config:
     base = over or Config()
     if path is None:
         return base
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except ValueError as error:  # no UTF-8, no TOML, or a number of too many digits
-        raise ConfigError(f"{path} is not TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply; a setting is a value in a section") from None
-    check_method(
-        parse(values, source=str(path)).serve.method or "average", source=str(path)
-    )  # what is wrong is as the file has it
+    values = read_toml(path, what="the configuration")
+    alone = parse(values, source=str(path))  # what is wrong is said as the file has it
+    check_method(alone.serve.method or "average", source=str(path))
     return parse(_laid_over(base.model_dump(exclude_unset=True), values), source=str(path))
 
 

@@ -113,11 +113,8 @@ class LabelSpace:
             if task.graded:
                 low, high = task.scale
                 answers[i] = low + (high - low) / (1.0 + np.exp(-logits[i, self.columns.index(task.name)]))
-            elif task.written:
-                answers[i] = text_to_text.understood(self.columns[best[i]], row, task)
             else:
-                label = self.columns[best[i]]
-                answers[i] = task.labels.index(label) if label in task.labels else -1
+                answers[i] = text_to_text.understood(self.columns[best[i]], row, task)
         return answers
 
     def with_posterior(self, logits: FloatArray, posteriors: FloatArray) -> FloatArray:

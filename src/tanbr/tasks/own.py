@@ -15,7 +15,6 @@ Without `NAME.dev.csv` a fifth of a task's rows, always the same, is left out of
 import csv
 import json
 import random
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any
 
 from pydantic import Field
 
-from tanbr.config import Section, read
+from tanbr.config import Section, read, read_toml
 from tanbr.errors import DataError
 from tanbr.tasks.metrics import METRICS
 from tanbr.tasks.rows import WRITTEN, Row, Task
@@ -118,10 +117,7 @@ _Group = tuple[TaskFile, list[_Entry], list[_Entry]]  # a task, its rows, its de
 
 
 def _listed(listing: Path) -> list[_Group]:
-    try:
-        values = tomllib.loads(listing.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise DataError(f"cannot read {listing} as TOML: {error}") from None
+    values = read_toml(listing, what="the list of tasks")
     groups: dict[str, _Group] = {}
     for about in read(TaskFiles, values, source=str(listing)).tasks:
         if about.name in groups:

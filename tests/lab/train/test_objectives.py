@@ -86,21 +86,6 @@ def test_an_epoch_visits_every_row_once() -> None:
     assert epoch(0) != epoch(1)
 
 
-def test_a_batch_depends_on_its_step_and_seed_alone() -> None:
-    one, other = batches(), batches()
-    other.of(1, 30, size=2), other.of(1, 3, size=5)  # another way to get there
-    batch = one.of(1, 3, size=2)
-    assert torch.equal(batch.inputs["input_ids"], other.of(1, 3, size=2).inputs["input_ids"])
-    assert batch.inputs["input_ids"].shape[1] == batch.lengths.max()  # padded to its own longest row
-    assert len(one.of(1, 3, size=10_000)) == len(small.TRAIN["SST-2"])
-    seeded = batches(seed=1)
-    assert any(
-        not torch.equal(one.at(step, size=2).truth["columns"], seeded.at(step, size=2).truth["columns"])
-        or not torch.equal(one.at(step, size=2).truth["targets"], seeded.at(step, size=2).truth["targets"])
-        for step in range(3)
-    )
-
-
 def test_labels_of_a_task_scored_by_matthews_weigh_alike() -> None:
     tasks = (Task("CoLA", metrics=("matthews",), labels=("0", "1")), small.TASKS[1])
     rows = {

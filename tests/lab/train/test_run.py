@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,14 @@ from tanbr.lab.train.run import Curve, Run
 CONFIG = Tuning(warmup=2, save_every=4, log_every=2)
 
 
-def run(state: Path, *, at: Callable[[int], None] = lambda _: None, **options: Any) -> nn.Module:
-    """Teach a small layer for 10 steps; `at` is called with each step before it is taken."""
+def run(state: Path, **options: Any) -> None:
+    """Teach a small layer for 10 steps."""
     torch.manual_seed(0)
     options = {"config": CONFIG, "steps": 10, "report": lambda *_: None} | options
     device = options["config"].device
     model = nn.Linear(3, 2).to(device)
 
     def gradients(step: int) -> dict[str, float]:
-        at(step)
         seen = torch.randn(5, 3, generator=torch.Generator().manual_seed(step)).to(device)
         loss = (model(seen) - seen[:, :2]).square().mean()
         loss.backward()
@@ -34,31 +32,6 @@ def run(state: Path, *, at: Callable[[int], None] = lambda _: None, **options: A
 
     groups = [{"params": list(model.parameters()), "lr": 0.1}]
     Run(phase="test", model=model, groups=groups, gradients=gradients, state=state, **options).train()
-    return model
-
-
-class Killed(BaseException):
-    """As Ctrl-C would, in the middle of a step."""
-
-
-def killed_at(last: int | None) -> Callable[[int], None]:
-    def at(step: int) -> None:
-        if step == last:
-            raise Killed
-
-    return at
-
-
-@pytest.mark.parametrize("step", [0, 3, 5, 9])  # before the first state; at an entry of the curve; after a state; last
-def test_a_run_that_is_killed_goes_on_from_its_last_state(step: int, tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole.state")
-    with pytest.raises(Killed):
-        run(tmp_path / "halved.state", at=killed_at(step))
-    taken: list[int] = []
-    again = run(tmp_path / "halved.state", at=taken.append)
-    assert taken == list(range(step // 4 * 4, 10))
-    assert torch.equal(whole.weight, again.weight)
-    assert (tmp_path / "whole.jsonl").read_text() == (tmp_path / "halved.jsonl").read_text()
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ WRONG = {
     "negative": ('base = "b"\n[[experts]]\npath = "a"\nweight = -1\n[[experts]]\npath = "c"\n', "weight"),
     "one task": ('base = "b"\n[[experts]]\npath = "a"\ntask = "t"\n[[experts]]\npath = "c"\n', "of every expert or"),
     "no TOML": ("base =", "is not TOML"),
-    "nested without end": ("base = " + "[" * 100_000, "is not TOML"),
+    "nested without end": ("base = " + "[" * 100_000, "nested too deeply"),
     "an endless number": (SHORT + f"weight = {'9' * 5_000}\n", "is not TOML"),
     "a day that is not": (SHORT + "method = 2024-02-31\n", "is not TOML"),
     "a long path": (SHORT.replace("expert-0", "a" * 5_000), "cannot be the path"),

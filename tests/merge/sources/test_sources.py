@@ -128,22 +128,6 @@ def test_every_method_that_needs_no_data_merges_them(opened, method) -> None:
         assert torch.isfinite(tensor).all(), name
 
 
-def test_experts_of_an_moe_taken_apart_merge_to_what_it_merges_to(tmp_path) -> None:
-    moe = tanbr.open(tanbr.embedded())
-    chosen = [0, 3, 5]
-    for k in chosen:
-        moe.export([float(k == other) for other in range(8)], tmp_path / str(k))
-    moe.export([1 / 8] * 8, tmp_path / "base")
-    apart = tanbr.open(tmp_path / "base", experts=[tmp_path / str(k) for k in chosen])
-    blend = [0.0] * 8
-    for k, weight in zip(chosen, BLEND, strict=True):
-        blend[k] = weight
-    assert {piece.target for piece in apart.plan.blended} == {piece.target for piece in moe.plan.blended}
-    whole = dict(moe.tensors(blend))
-    for name, tensor in apart.tensors(BLEND):
-        assert ((tensor - whole[name]).abs() <= 16 * EPS * float(whole[name].abs().max())).all(), name
-
-
 def test_a_checkpoint_among_adapters_stays_itself_bit_for_bit(tmp_path) -> None:
     moe, _ = mixture(tmp_path)
     theirs = load_file(tmp_path / "whole" / "model.safetensors")

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from tanbr.errors import CheckpointError, ConfigError, DataError
+from tanbr.errors import CheckpointError, ConfigError
 from tanbr.lab.corpus import Corpus, Dataset, Rows, of_data
 from tanbr.lab.methods import Bench
 from tanbr.lab.settings import Config
@@ -15,7 +15,6 @@ from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.moe.device import device_of
-from tanbr.tasks.own import is_own
 from tanbr.tasks.rows import Task
 
 K = 8  # experts, as in the paper
@@ -132,21 +131,12 @@ class Setup:
         for need in needs:
             if getattr(self, need) is None and not self.embedded:
                 raise ConfigError(f"{part} at scale {self.scale.name} needs {need}: {WHERE[need]}")
-        if "data" in needs and self.data is not None:
-            self._check_data(self.data, part)
+        if "data" in needs:
+            _ = self.corpus  # what is wrong with its files is said here
         if "t5" in needs and self.t5 is not None and not self.t5_moe.config.get("is_encoder_decoder"):
             raise CheckpointError(f"{self.t5} answers by a head, and {part} needs one that writes: {WHERE['t5']}")
         if "model" in needs and self.model is not None and self.bert_moe.config.get("is_encoder_decoder"):
             raise CheckpointError(f"{self.model} writes, and {part} needs a model with a head: {WHERE['model']}")
-
-    def _check_data(self, place: Path, part: str) -> None:
-        if str(place) == glue.HUB or is_own(place):
-            return
-        files = [f"{task.name}/{split}.tsv" for task in glue.TASKS for split in ("train", "dev")]
-        lacking = [name for name in files if not (place / name).is_file()]
-        if lacking:
-            more = f" and {len(lacking) - 1} more files" if len(lacking) > 1 else ""
-            raise DataError(f"{part} needs GLUE, and {place} lacks {lacking[0]}{more}: {WHERE['data']}")
 
     @cached_property
     def corpus(self) -> Corpus:

@@ -17,12 +17,11 @@
 """
 
 import reprlib
-import tomllib
 from pathlib import Path
 
 from pydantic import Field
 
-from tanbr.config import Section, check_method, read
+from tanbr.config import Section, check_method, read, read_toml
 from tanbr.errors import ConfigError
 from tanbr.merge.sources.over_base import BlendOnly
 
@@ -84,12 +83,7 @@ def is_list(path: str | Path) -> bool:
 
 def read_list(path: str | Path) -> ExpertList:
     """Read a list of experts; anything wrong in it is one `ConfigError`."""
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the list of experts {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
+    values = read_toml(path, what="the list of experts")
     if isinstance(values.get("experts"), list):
         values["experts"] = [{"path": one} if isinstance(one, str) else one for one in values["experts"]]
     found = read(ExpertList, values, source=str(path))
