@@ -275,15 +275,12 @@ def test_a_plain_monitor_and_its_snapshots_do_not_hear_shouting(monitor: Monitor
         Monitor.load(tmp_path / "monitor.state", config=MonitorConfig())
 
 
-def test_the_mix_is_the_prior_and_only_tasks_that_a_client_names_are_possible() -> None:
+def test_the_mix_is_the_prior() -> None:
     posteriors = np.array([[0.5, 0.5], [0.9, 0.1], [1.0, 0.0]])
     np.testing.assert_allclose(by_mix(posteriors, np.array([0.25, 0.75])), [[0.25, 0.75], [0.75, 0.25], [1, 0]])
     assert by_mix(posteriors[0], np.array([0.25, 0.75])) == pytest.approx([0.25, 0.75])  # one request
     sure = by_mix(np.array([[1e-6, 1 - 1e-6]]), np.array([1.0, 0.0]))
     assert sure[0, 1] > 1 - 1.1e-6 / LEAST_SHARE  # a forecast of 0 does not outvote a text
-    mix, named = np.array([0.2, 0.6, 0.2]), np.array([1.0, 1.0, 0.0])
-    posteriors = np.array([[0.2, 0.2, 0.6], [0.0, 0.0, 1.0]])
-    np.testing.assert_allclose(by_mix(posteriors, mix, among=named), [[0.25, 0.75, 0]] * 2, rtol=1e-15)
 
 
 # --- states that are none ---------------------------------------------------------------------------------------------

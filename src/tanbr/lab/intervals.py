@@ -30,10 +30,10 @@ class Spread:
         error = array.std(ddof=1) / np.sqrt(len(array))
         return cls(float(array.mean()), float(stats.t.ppf(0.975, len(array) - 1) * error))
 
-    def words(self, *, factor: float = 1.0, digits: int = 1, unit: str = "") -> str:
+    def words(self, *, factor: float = 1.0) -> str:
         """Write it with its half width, where it has one."""
-        width = f" ± {factor * self.half:.{digits}f}" if math.isfinite(self.half) else ""
-        return f"{factor * self.mean:+.{digits}f}{width}{unit}"
+        width = f" ± {factor * self.half:.1f}" if math.isfinite(self.half) else ""
+        return f"{factor * self.mean:+.1f}{width}"
 
 
 @dataclass(frozen=True)

@@ -96,8 +96,8 @@ def _site_kinship(moe: Moe, site: Site) -> SiteKinship:
     )
 
 
-def expert_gram(moe: Moe, site: Site, *, centred: bool = False) -> FloatArray:
-    """Inner products (K, K) of the experts' weights at a site, or of their differences from their mean.
+def expert_gram(moe: Moe, site: Site) -> FloatArray:
+    """Inner products (K, K) of the experts' weights at a site.
 
     Experts are read block by block, the same block of all experts at a time, so that they are never all in memory.
     """
@@ -107,8 +107,6 @@ def expert_gram(moe: Moe, site: Site, *, centred: bool = False) -> FloatArray:
         piece, size = Piece(part.target, part.shape, part.blocks), math.prod(part.shape)
         for start in range(0, size, step):
             rows = moe.source.rows(piece, range(site.experts), slice(start, min(start + step, size)))
-            if centred:  # subtracted first, so that little is lost to rounding
-                rows = rows - rows.mean(dim=0)
             total += (rows @ rows.T).double()
     gram: FloatArray = total.numpy()
     return gram

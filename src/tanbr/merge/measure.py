@@ -24,19 +24,18 @@ from tanbr.moe.text import TextEncoder
 from tanbr.types import Text
 
 IGNORED = -100  # label of a token that is padding
+BATCH = 16  # texts that are run at a time
 CROSS = re.compile(r"(EncDecAttention|encoder_attn)\.[kv]")  # of a decoder, on what the encoder has read
-Inputs: TypeAlias = Mapping[
-    str, Tensor
-]  # attention_mask (n, length), …; labels for an encoder-decoder, −100 for padding
+Inputs: TypeAlias = Mapping[str, Tensor]  # attention_mask (n, length), …; labels for an encoder-decoder
 
 
-def inputs_of(moe: Moe, texts: Sequence[Text], answers: Sequence[str], *, batch: int = 16) -> list[Inputs]:
+def inputs_of(moe: Moe, texts: Sequence[Text], answers: Sequence[str]) -> list[Inputs]:
     """Encode texts in batches of like length; an encoder-decoder has written the `answers` (n,) so far."""
     encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
     order = sorted(range(len(texts)), key=lambda number: len("".join(texts[number])))
     found: list[Inputs] = []
-    for start in range(0, len(order), batch):
-        chosen = order[start : start + batch]
+    for start in range(0, len(order), BATCH):
+        chosen = order[start : start + BATCH]
         inputs: Inputs = encode([texts[i] for i in chosen], device=moe.device)
         if moe.config.get("is_encoder_decoder"):
             inputs = written(moe, encode, inputs, [answers[i] for i in chosen])
@@ -124,9 +123,8 @@ def grams(model: Any, layers: Mapping[str, nn.Linear], inputs: Sequence[Inputs])
         with watched(layers) as passes:
             model(**batch)
         for name, (seen, _) in passes.items():
-            x = (
-                seen if seen.dim() == 2 else seen[real_tokens(name, batch)]
-            ).float()  # (m, in); a pooler sees no padding
+            real = seen if seen.dim() == 2 else seen[real_tokens(name, batch)]  # a pooler sees no padding
+            x = real.float()  # (m, in)
             sums[name] = sums.get(name, 0) + (x.T @ x).double()
             tokens[name] = tokens.get(name, 0) + len(x)
     return {name: total / tokens[name] for name, total in sums.items()}

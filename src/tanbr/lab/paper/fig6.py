@@ -40,16 +40,16 @@ def random_reward(rng: np.random.Generator, blend: FloatArray) -> FloatArray:
     return reward
 
 
-def steps_to_leaves(router: Algorithm1, *, most: int = MOST, seed: int = 0) -> tuple[PaperState, int]:
+def steps_to_leaves(router: Algorithm1, *, seed: int = 0) -> tuple[PaperState, int]:
     """Play until the tree has LEAVES feasible leaves: the state then, and how many slots that took."""
     rng, own = (np.random.default_rng(seed) for _ in range(2))
     state = router.start(own)
-    for slot in range(most):
+    for slot in range(MOST):
         if len(state.tree.active_leaves) >= LEAVES:
             return state, slot
         decision = router.choose(state, ASKED, own)
         state = router.learn(state, decision, random_reward(rng, decision.blend)[None], np.ones((1, TASKS)), own)
-    return state, most
+    return state, MOST
 
 
 def milliseconds(call: Callable[[], object], *, repeats: int = REPEATS, loops: int = LOOPS) -> dict[str, float]:

@@ -40,8 +40,9 @@ def gated_experts(
     )
 
 
-def single_expert(router: str = f"{MLP}.gate.weight") -> tuple[ExpertPattern, ...]:
+def single_expert() -> tuple[ExpertPattern, ...]:
     """Patterns for families whose merge is held by their own class with one expert."""
+    router = f"{MLP}.gate.weight"
     return (*gated_experts(to=f"{MLP}.experts.0"), ExpertPattern(router, {"router": router}, keep_dim=True))
 
 
