@@ -30,7 +30,7 @@ test: $(READY)  ## run every test
 	@$(BIN)/python -m pytest -q -n $(WORKERS)
 
 test-matrix: $(READY)  ## run every test under other instruction sets, threads, load, order, signals, examples (up to two hours)
-	@$(BIN)/python tests/matrix.py
+	@$(BIN)/python tools/matrix.py
 
 $(ENGINES)/.ready:
 	@echo "==> setting up $(ENGINES) (once; vLLM for CPUs, without what wants CUDA)"

@@ -1,5 +1,4 @@
 import io
-import json
 import os
 import tracemalloc
 import zipfile
@@ -186,12 +185,6 @@ def test_a_frozen_value_comes_back_from_its_named_arrays(tmp_path):
         from_arrays(like, {k: v for k, v in to_arrays(value).items() if k != "inner.rows"})
     with pytest.raises(StateError, match=r"'inner\.rows' must be float64"):
         from_arrays(like, {**to_arrays(value), "inner.rows": np.zeros(3)})
-
-
-def test_the_header_is_plain_json(tmp_path):
-    write_state(tmp_path / "s", {"a": [1, None]}, {"x": np.ones(2)})
-    with np.load(tmp_path / "s") as archive:
-        assert json.loads(archive[HEADER].tobytes())["header"] == {"a": [1, None]}
 
 
 def test_a_state_is_its_owners_from_the_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

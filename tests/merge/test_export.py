@@ -59,12 +59,6 @@ def test_whatever_fails_leaves_nothing_behind(moe, tmp_path, monkeypatch, error,
     assert [path.name for path in tmp_path.iterdir()] == ["moe"]
 
 
-def test_nowhere_to_write(moe, tmp_path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write"):
-        moe.export(UNIFORM, tmp_path / "file" / "out")
-
-
 def test_class_that_has_no_dense_counterpart(folder, tmp_path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["SomethingElse"]}))

@@ -120,10 +120,6 @@ def test_bad_routing_is_refused(site, x, routing, words) -> None:
         site(x)
 
 
-T5 = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-T5 |= {"decoder_start_token_id": 0, "num_experts": K}
-
-
 @pytest.mark.parametrize(
     "routing",
     [
