@@ -33,7 +33,7 @@ import tanbr
 from merge import anonymous
 from tanbr.merge import Moe
 from tanbr.merge.skeleton import locate
-from tanbr.merge.sources.over_base import BASE as MEMBER
+from tanbr.merge.sources.source import BASE as MEMBER
 
 BASE = {"vocab_size": 30522, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12}
 QUICK = {"vocab_size": 1000, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2}

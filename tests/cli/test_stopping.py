@@ -6,40 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from cli.running import TANBR, environment
 from processes import started
-from tanbr.cli.stopping import Commands, keeps
-
-app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
-
-
-@app.command()
-@keeps("half of it is in {out}; go on")
-def long(out: str = "here") -> None:
-    raise KeyboardInterrupt
-
-
-@app.command()
-def short() -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["long"], "stopped: half of it is in here; go on\n"),
-        (["long", "--out", "[x]"], "in [x]"),
-        (["short"], "stopped\n"),
-    ],
-)
-def test_ctrl_c_is_one_sentence_and_exit_code_130(arguments: list[str], says: str) -> None:
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 130
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from moe.tiny import K, build
+from moe.tiny import build
 from tanbr.errors import InputError
 from tanbr.lab import gates
-from tanbr.lab.gates import Reinforce, Smear, Switch, add_gates, gates_of, gumbel, load_balance, real_tokens
-from tanbr.moe.families.bert import BertMoeForSequenceClassification
+from tanbr.lab.gates import Reinforce, Smear, Switch, gumbel, load_balance, real_tokens
 from tanbr.moe.layer import ExpertFfn, ExpertLinear, MoeSite, sites_of
 
 D = 3
@@ -47,14 +46,6 @@ class Toy(nn.Module):
         return y
 
 
-def sorted_tokens(rows: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw rows whose tokens' first entry says which expert is right for all of them, and what that expert makes."""
-    x = torch.randn(rows, 4, D, generator=rng)
-    positive = torch.arange(rows) % 2 == 0
-    x[..., 0] = torch.where(positive, 1.0, -1.0)[:, None]
-    return x, torch.where(positive[:, None, None], 2 * x, -x)
-
-
 @each
 @pytest.mark.parametrize("family", ["bert_moe", "t5_moe"])
 def test_a_step_teaches_the_gates_and_padding_changes_no_answer(make, family) -> None:
@@ -79,47 +70,6 @@ def test_a_step_teaches_the_gates_and_padding_changes_no_answer(make, family) ->
     longer = {name: F.pad(value, (0, 3)) if name != "labels" else value for name, value in inputs.items()}
     with torch.inference_mode(), rival.serving():
         torch.testing.assert_close(model(**longer).logits, model(**inputs).logits, rtol=1e-4, atol=1e-4)
-
-
-def test_gates_come_from_the_seed_and_are_saved_with_the_model(tmp_path) -> None:
-    model, twin, other = (build("bert_moe") for _ in range(3))
-    with pytest.raises(InputError, match="add_gates"):
-        gates_of(model)
-    for one, seed in ((model, 5), (twin, 5), (other, 6)):
-        add_gates(one, seed=seed)
-    first, same, unlike = (torch.stack([gate.weight for gate in gates_of(one)]) for one in (model, twin, other))
-    assert first.shape == (len(sites_of(model)), K, 32)
-    assert torch.equal(first, same)
-    assert not torch.equal(first, unlike)
-    model.save_pretrained(tmp_path)
-    kept = Switch(BertMoeForSequenceClassification.from_pretrained(tmp_path), seed=6)
-    assert torch.equal(kept.trained()[0], first[0])  # a gate that is there is not drawn anew
-
-
-@each
-def test_it_learns_which_expert_is_right(make) -> None:
-    model = Toy()
-    rival = make(model)
-    optimizer = torch.optim.Adam(rival.trained(), lr=0.1)
-    rng = torch.Generator().manual_seed(0)
-
-    def served() -> float:
-        x, target = sorted_tokens(64, torch.Generator().manual_seed(99))
-        with torch.inference_mode(), rival.serving():
-            return float((model(x) - target).square().mean())
-
-    before = served()
-    for _ in range(120):
-        x, target = sorted_tokens(8, rng)
-        loss = rival.loss(
-            {"attention_mask": torch.ones(8, 4)},
-            lambda x=x, target=target: (model(x) - target).square().mean(dim=(1, 2)),
-            rng,
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert served() < 0.1 * before
 
 
 def test_switch_adds_the_balance_of_real_tokens_to_the_loss() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,13 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Option
 
-from tanbr.cli.display import bar, console, phases
-from tanbr.cli.measured import show_check
+from tanbr.cli.display import bar, console, phases, show_check
 from tanbr.cli.options import Given, MergeMethod, examples, options_of, whole_numbers
 from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
 from tanbr.serve.config import StartConfig
+from tanbr.types import to_jsonable
 
 if TYPE_CHECKING:
     from tanbr.merge import Moe
@@ -205,7 +206,7 @@ def inspect(
     console.print(_report_table(report))
     console.print(f"[bold]{report.verdict}[/]: {report.reason}")
     if out is not None:
-        write_atomically(out / "inspect.json", json.dumps(report.to_json(), indent=2) + "\n")
+        write_atomically(out / "inspect.json", json.dumps(to_jsonable(asdict(report)), indent=2) + "\n")
         console.print(f"figures: {out / 'inspect.json'}")
     if data is not None:
         _show_check(moe, data)

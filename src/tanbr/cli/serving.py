@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from tanbr.cli.display import console, phases
-from tanbr.cli.measured import show_check
+from tanbr.cli.display import console, phases, show_check
 from tanbr.cli.options import ADVANCED, COMMON, Given, examples, options_of
 from tanbr.cli.stopping import on_signals
 from tanbr.config import read

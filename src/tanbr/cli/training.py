@@ -95,7 +95,7 @@ def pretrain(
             settings, dense=dense, rows=rows, unseen=unseen, out=out, report=report, tagged=tagged,
             tasks=source.tasks, routing=routing, workers=workers,
         )  # fmt: skip
-    curve = Curve.beside(model.parent if settings.adapters else model)
+    curve = Curve(model.parent if settings.adapters else model)
     picture = draw_losses({task: curve.series(task) for task in rows}, out / "training.png")
     minutes = (time.monotonic() - begun) / 60
     facts = {"command": command_line(), "minutes": minutes, "config": settings.model_dump(), "dev": figures}

@@ -9,7 +9,7 @@ from tanbr.engines.merge_files import tensors_of
 from tanbr.errors import ConfigError, TanbrError
 from tanbr.merge import Moe
 from tanbr.merge.sources.alike import weights_of
-from tanbr.merge.sources.over_base import BASE
+from tanbr.merge.sources.source import BASE
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.text import TextEncoder, positions
 

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from tanbr.merge.align import unit_count, unit_weights
 from tanbr.merge.moe import Moe
 from tanbr.moe.family import Piece, Site
 from tanbr.moe.writing import Progress, silent
-from tanbr.types import FloatArray, to_jsonable
+from tanbr.types import FloatArray
 
 Verdict: TypeAlias = Literal["merge", "align first", "do not merge"]
 
@@ -52,11 +52,6 @@ class Inspection:
     sites: tuple[SiteKinship, ...]
     verdict: Verdict
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Give the report as JSON can hold it."""
-        found: dict[str, Any] = to_jsonable(asdict(self))
-        return found
 
 
 def inspect(moe: Moe, *, progress: Progress = silent) -> Inspection:

@@ -11,12 +11,9 @@ from safetensors.torch import load_file
 from lab.train import small
 from tanbr.errors import ConfigError, StateError
 from tanbr.lab.tasks import glue
-from tanbr.lab.train.objectives import Classification
 from tanbr.lab.train.pretrain import Routing, train_from_dense
 from tanbr.lab.train.run import Curve
-from tanbr.merge import open as open_moe
 from tanbr.tasks.card import read_card
-from tanbr.tasks.metrics import LabelSpace
 
 
 @pytest.mark.parametrize(
@@ -108,21 +105,6 @@ def test_rows_of_a_task_that_is_not_trained_are_refused(tmp_path: Path) -> None:
     config = small.CONFIG.model_copy(update={"task_rows": {"b": 5}})
     with pytest.raises(ConfigError, match=r"task_rows must name tasks that are trained: RTE, SST-2, STS-B \(got 'b'\)"):
         small.train(small.bert(tmp_path / "dense"), tmp_path / "out", config=config)
-
-
-def test_experts_that_train_in_blends_are_better_together(tmp_path: Path) -> None:
-    dense = small.bert(tmp_path / "dense")
-    losses = {}
-    for mergeable in (0.0, 1.0):
-        changes = {"mergeable": mergeable, "ancestor_steps": 0, "steps": 60}
-        moe = open_moe(small.train(dense, tmp_path / f"{mergeable}", config=small.CONFIG.model_copy(update=changes)))
-        tasks = read_card(moe.path).tasks
-        objective = Classification(LabelSpace(tasks), small.ENCODER)
-        rows = [row for task in tasks for row in small.TRAIN[task.name][:10]]
-        with torch.no_grad():
-            losses[mergeable] = objective.row_losses(moe.dense(), objective.encode(rows)).mean().item()
-
-    assert losses[1.0] < losses[0.0]  # of the uniform merge
 
 
 def test_an_ancestor_goes_on_when_settings_of_the_experts_change(tmp_path: Path) -> None:

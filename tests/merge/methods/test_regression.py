@@ -1,6 +1,5 @@
 """Merges by regression: by hand for one layer, then against RegMean and the experts on whole models."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -88,19 +87,6 @@ def test_an_even_blend_is_regmean_and_one_expert_is_itself(regressed: Moe, folde
     assert sum(not torch.equal(even[name], plain[name]) for name in even) == len(regressed.sites) * 2  # weights alone
     for name, value in regressed.dense(np.eye(K)[1]).state_dict().items():
         assert torch.equal(value, open_moe(folder).dense(np.eye(K)[1]).state_dict()[name])
-
-
-def test_every_way_to_merge_gives_the_same(regressed: Moe, tmp_path: Path) -> None:
-    wanted = regressed.dense(BLEND).state_dict()
-    model = regressed.dense()
-    regressed.merge_into(model, [0.25, 0.25, 0.25, 0.25])
-    regressed.merge_into(model, BLEND)
-    regressed.export(BLEND, tmp_path / "dense")
-    assert json.loads((tmp_path / "dense" / "certificate.json").read_text())["method"] == "regression"
-    exported = type(model).from_pretrained(tmp_path / "dense")
-    for name, value in wanted.items():
-        assert torch.equal(model.state_dict()[name], value)
-        assert torch.equal(exported.state_dict()[name], value)
 
 
 def test_grams_of_other_weights_are_refused(folder: Path, tmp_path: Path) -> None:

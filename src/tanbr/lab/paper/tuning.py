@@ -35,7 +35,7 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.tasks.metrics import Answer
 from tanbr.tasks.rows import Row
-from tanbr.types import Blend, FloatArray, Text
+from tanbr.types import FloatArray, Text
 
 RIVALS = {"nucb": "NUCB", "rl": "RL", "switch": "Switch", "smear": "SMEAR"}
 ROUTERS = (*OURS, *RIVALS)
@@ -86,7 +86,7 @@ def _tune(
         out=out, report=report, command="tanbr reproduce", tagged=setup.tagged,
         also=partial(_serve, setup, tuning.seed) if serve else None,
     )  # fmt: skip
-    at, losses = Curve.beside(out / router / "tuned.state").series("batch")
+    at, losses = Curve(out / router / "tuned.state").series("batch")
     seconds = float(np.median(np.diff(ticks))) if len(ticks) > 1 else None
     return {
         "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": seconds,
@@ -104,25 +104,17 @@ class TunedServer:
         self.merge_seconds: list[float] = []
 
     def respond(self, blends: FloatArray, _: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
-        """Answer with the one blend (1, K)."""
-        self.swap(blends[0])
-        return self.answers(texts)
-
-    def swap(self, blend: Blend) -> None:
-        """Merge a blend, where there is one to merge."""
+        """Merge the one blend (1, K), where there is one to merge, and write an answer to each text."""
         started = work_time(self._device)
-        self._tuner.settle(blend)
+        self._tuner.settle(blends[0])
         self.merge_seconds.append(work_time(self._device) - started)
-
-    @torch.inference_mode()
-    def answers(self, texts: Sequence[Text]) -> list[Answer]:
-        """Write an answer to each text."""
         found: list[Answer] = []
         for start in range(0, len(texts), self._batch):
             rows = [self._row_of[text] for text in texts[start : start + self._batch]]
             batch = self._objective.encode(rows).to(self._device)
             started = work_time(self._device)
-            found += self._objective.written(self._tuner.model, batch)
+            with torch.inference_mode():
+                found += self._objective.written(self._tuner.model, batch)
             if len(rows) == self._batch:
                 self.answer_seconds.append(work_time(self._device) - started)
         return found

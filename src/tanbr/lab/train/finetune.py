@@ -12,6 +12,7 @@ task is answered by its own expert; `even` answers every task with what is chose
 what is chosen for the task alone.
 """
 
+import copy
 import json
 import tempfile
 import time
@@ -307,14 +308,14 @@ def run(
     objective = _objective(tuner.model.config, checkpoint, tasks, tuning, tagged=tagged)
     batches = Batches(_few(rows, tasks, tuning.train_rows), objective=objective, seed=tuning.seed, device=device)
     measured = _few(unseen, tasks, tuning.eval_rows)
-    before = [weight.detach().clone() for weight in tuner.norms]
+    before = copy.deepcopy(tuner.norms.state_dict())
     folder.mkdir(parents=True, exist_ok=True)
     ticks: list[float] = []
 
-    def ticked(phase: str, done: int, total: int, loss: float) -> None:
+    def ticked(phase: str, done: int, total: int, note: str) -> None:
         finish(device)
         ticks.append(time.perf_counter())
-        report(f"{phase} {router}", done, total, f"loss {loss:.3f}")
+        report(f"{phase} {router}", done, total, note)
 
     tuner.requires_grad_(True)
 
@@ -332,10 +333,10 @@ def run(
     report(f"figures {router}", 0, 1, "")
     blends = [tuner.choose(mix) for mix in (np.full(V, 1 / V), *np.eye(V))]
     figures = {f"tuned {kind}": value for kind, value in _measure(tuner, objective, measured, blends).items()}
-    tuned = [weight.detach().clone() for weight in tuner.norms]
-    _set(tuner, before)
+    tuned = copy.deepcopy(tuner.norms.state_dict())
+    tuner.norms.load_state_dict(before)
     figures |= {f"untuned {kind}": value for kind, value in _measure(tuner, objective, measured, blends).items()}
-    _set(tuner, tuned)
+    tuner.norms.load_state_dict(tuned)
     report(f"figures {router}", 1, 1, "")
     _write(tuner, checkpoint, folder)
     result = {
@@ -403,12 +404,6 @@ def _measure(tuner: Tuner, objective: Objective, rows: Rows, blends: Sequence[Bl
         tuner.settle(blend)
         own |= objective.figures(tuner.model, {name: of_task})
     return {"even": even, "own": own}
-
-
-@torch.no_grad()
-def _set(tuner: Tuner, values: Sequence[torch.Tensor]) -> None:
-    for weight, value in zip(tuner.norms, values, strict=True):
-        weight.copy_(value)
 
 
 def _write(tuner: Tuner, checkpoint: Path, folder: Path) -> None:

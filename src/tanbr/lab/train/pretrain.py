@@ -81,12 +81,8 @@ class Course:
         **options: Any,
     ) -> Path:
         """Train a phase, its state beside `out`, and write that folder unless it is there; `options` are `Run`'s."""
-
-        def report(phase: str, done: int, total: int, loss: float) -> None:
-            self.report(phase, done, total, f"loss {loss:.3f}")
-
         state = out.with_suffix(".state")
-        Run(name, model, groups, gradients, config=self.config, state=state, report=report, **options).train()
+        Run(name, model, groups, gradients, config=self.config, state=state, report=self.report, **options).train()
         return out if out.exists() else write()
 
     def backward(

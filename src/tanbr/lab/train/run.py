@@ -14,19 +14,15 @@ from torch import Tensor, nn
 
 from tanbr.errors import OutputError, StateError
 from tanbr.files import write_atomically
+from tanbr.lab.corpus import Progress
 from tanbr.lab.train.config import RunConfig
 
 
 class Curve:
-    """The record of a run: one JSON line per entry, each naming its step; a resumed run goes on after them."""
+    """The record of a run, beside its state or result: a JSON line per entry; a resumed run goes on after them."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def beside(cls, out: Path) -> "Curve":
-        """Give the curve of the run whose result is `out`."""
-        return cls(out.with_suffix(".jsonl"))
+    def __init__(self, beside: Path) -> None:
+        self.path = beside.with_suffix(".jsonl")
 
     def rewind(self, step: int) -> None:
         """Forget what was recorded after `step`."""
@@ -52,7 +48,6 @@ class Curve:
 
 
 CLIP = 1.0  # largest norm of a step's gradient, the usual value
-OnStep = Callable[[str, int, int, float], None]  # phase, step, steps, smoothed loss
 
 
 @dataclass
@@ -66,23 +61,19 @@ class Run:
     steps: int
     config: RunConfig
     state: Path
-    report: OnStep
+    report: Progress
     origin: str = ""  # tells checkpoints apart: a state belongs to the one that the run started from
     decay: float = 0.01  # AdamW's decoupled weight decay
     falls: bool = True  # whether the rates fall after the warm-up
     ignored: frozenset[str] = frozenset()  # settings that may change before this run resumes
-
-    @property
-    def curve(self) -> Curve:
-        """What the run recorded."""
-        return Curve.beside(self.state)
 
     def train(self) -> None:
         """Take the steps that are still to take; their state is saved now and then, and after the last."""
         optimizer = torch.optim.AdamW(self.groups, weight_decay=self.decay, fused=True)
         rates = [group["lr"] for group in optimizer.param_groups]
         done = self._resume(optimizer)
-        self.curve.rewind(done)
+        curve = Curve(self.state)
+        curve.rewind(done)
         smoothed: float | None = None
         recent: list[Mapping[str, float]] = []
         for step in range(done, self.steps):
@@ -98,9 +89,9 @@ class Run:
             smoothed = loss if smoothed is None else 0.98 * smoothed + 0.02 * loss
             recent.append(losses)
             if (step + 1) % self.config.log_every == 0:
-                self.curve.add(step + 1, _means(recent))
+                curve.add(step + 1, _means(recent))
                 recent.clear()
-            self.report(self.phase, step + 1, self.steps, smoothed)
+            self.report(self.phase, step + 1, self.steps, f"loss {smoothed:.3f}")
             if (step + 1) % self.config.save_every == 0 or step + 1 == self.steps:
                 self._save(optimizer, step + 1)
 

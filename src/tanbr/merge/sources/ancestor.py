@@ -6,8 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tanbr.errors import CheckpointError
-from tanbr.merge.sources.over_base import BASE, Joined
-from tanbr.merge.sources.source import MoeCheckpoint
+from tanbr.merge.sources.source import BASE, Joined, MoeCheckpoint
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.family import Block, Piece
 

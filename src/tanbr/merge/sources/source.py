@@ -5,8 +5,10 @@ them lies; merge methods read the experts through it. It reads headers, not weig
 when a merge asks for it, piece by piece.
 """
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ from torch import Tensor
 
 from tanbr.errors import CheckpointError
 from tanbr.merge.blend import is_finite, weighted_sum
-from tanbr.moe.checkpoint import Checkpoint, TensorSpec, understood
+from tanbr.merge.sources.peft_folder import Adapter
+from tanbr.moe.checkpoint import Checkpoint, TensorFile, TensorSpec, understood
 from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Family, Piece, Settings, Site
 
 ROWS = 256  # of a matrix, that tell whether it descends from another
+BASE = "base/"  # the base among the members of a joined checkpoint: no path ends like this
 
 
 class ExpertSource:
@@ -125,6 +129,33 @@ class MoeCheckpoint(ExpertSource):
         self.count = self.sites[0].experts
         self.names = [str(k) for k in range(self.count)]
         self.companions = (checkpoint.path,)
+
+
+class Joined(Checkpoint):
+    """Files of several folders as one checkpoint; tensor `name` of member `key` is called `key:name`, or `name`."""
+
+    def __init__(self, path: Path, config: dict[str, Any], members: Mapping[str, Checkpoint | Adapter]) -> None:
+        self.path = path
+        self.config = config
+        self.members = dict(members)
+        self.files: list[TensorFile] = []
+        self.specs: dict[str, TensorSpec] = {}
+        for key, member in self.members.items():
+            offset = len(self.files)
+            for spec in (spec for file in member.files for spec in file.specs):
+                name = f"{key}:{spec.name}" if key else spec.name
+                self.specs[name] = replace(spec, name=name, file=offset + spec.file)
+            self.files += member.files
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every file, by member."""
+        found: dict[str, str] = {}
+        for number, member in enumerate(self.members.values()):
+            where = f"{number}:{member.path.resolve().name}"
+            settings = (member.path / member.settings_file).read_bytes()
+            found[f"{where}/{member.settings_file}"] = hashlib.sha256(settings).hexdigest()
+            found |= {f"{where}/{file.path.name}": file.digest() for file in member.files}
+        return found
 
 
 def check_depth(checkpoint: Checkpoint) -> None:
