@@ -8,15 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -29,9 +21,8 @@ RECENT = 20  # slots that a moving figure averages
 def progress(unit: str = "") -> Progress:
     """Make a progress bar with counts, elapsed and remaining time, and a field `note`."""
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-        console=console,
+        "{task.description}", BarColumn(), MofNCompleteColumn(), unit, TimeElapsedColumn(), "left",
+        TimeRemainingColumn(), "{task.fields[note]}", console=console,
     )  # fmt: skip
 
 

@@ -14,17 +14,10 @@ from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import line_chart
 from tanbr.lab.rivals import build
 from tanbr.lab.studies.regret import Scenario, World
+from tanbr.router import theory
 from tanbr.router.config import PaperModeConfig
 from tanbr.router.paper import unit
 from tanbr.router.tanbr import Tanbr
-from tanbr.router.theory import (
-    depth_bound,
-    effective_dimension,
-    growth_exponent,
-    leaves_bound,
-    neural_tangent_kernel,
-    regret_bound,
-)
 from tanbr.types import FloatArray
 
 SWEPT = ((4, 8), (8, 8), (16, 8), (8, 2), (8, 16))  # K and V
@@ -56,7 +49,7 @@ def _measure(name: str, experts: int, tasks: int, slots: int, seed: int, _: Tick
     regret = np.maximum(0.0, world.best - world.run(router))
     marks = np.unique(np.linspace(0, slots - 1, CURVE).astype(int))
     found: dict[str, Any] = {
-        "exponent": growth_exponent(regret, skip=min(50, slots // 4)),
+        "exponent": theory.growth_exponent(regret, skip=min(50, slots // 4)),
         "regret": float(regret.mean()),
         "late_regret": float(regret[-slots // 4 :].mean()),
         "at": marks + 1,
@@ -72,17 +65,17 @@ def _lemmas(router: Tanbr, slots: int) -> dict[str, float]:
     config, tree = PaperModeConfig(), router.tree
     chosen = np.unique(np.round(tree.blend[tree.visits > 0], 6), axis=0)
     few = chosen[:: max(1, len(chosen) // KERNEL)][:KERNEL]
-    dimension = effective_dimension(neural_tangent_kernel(unit(few)))
+    dimension = theory.effective_dimension(theory.neural_tangent_kernel(unit(few)))
 
     def bound(T: int) -> float:  # with as many steps as the remark below the theorem asks for
         enough = config.model_copy(update={"steps": T * config.layers, "delta": 0.1})
-        return regret_bound(T, enough, effective_dimension=dimension, leaves=leaves_bound(T, config))
+        return theory.regret_bound(T, enough, effective_dimension=dimension, leaves=theory.leaves_bound(T, config))
 
     return {
         "depth": int(tree.depth.max()),
-        "depth_bound": depth_bound(slots, config),
+        "depth_bound": theory.depth_bound(slots, config),
         "leaves": int((~np.isin(np.arange(len(tree)), tree.parent)).sum()),
-        "leaves_bound": leaves_bound(slots, config),
+        "leaves_bound": theory.leaves_bound(slots, config),
         "bound": bound(slots),
         "bound_exponent": float(np.log2(bound(2 * LIMIT) / bound(LIMIT))),
     }
