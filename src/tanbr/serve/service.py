@@ -99,8 +99,8 @@ class Service(Queue):
         `router` and `monitor` are for the first start. Later, what was learned in `state` goes on with the settings of
         `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
         checkpoint, is refused; with `adopt` it goes on by names (`adopt.py`), and `say` gets what is kept of it.
-        `texts` are past requests that a precision is judged by. `own_experts` (V,) is the expert that learned each task, `survey` and `check` what blends earned. `backend` runs
-        the models in place of the one that `config` names (`tanbr.engines`). `make_engine` takes the arguments of an
+        `texts` are past requests, to judge a precision by. `own_experts` (V,) is the expert that learned each task,
+        `survey` and `check` what blends earned. `backend` runs the models in place of the one that `config` names (`tanbr.engines`). `make_engine` takes the arguments of an
         `Engine`; one whose `answers_here` is False has replicas elsewhere that answer (`tanbr.fleet`). Raises
         TanbrError for anything a user can put right. `serve.build.build` makes a service of a checkpoint's path and a
         configuration.

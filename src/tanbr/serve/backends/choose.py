@@ -66,7 +66,7 @@ def refused(precision: str, device: str) -> ConfigError | None:
     if precision == "int8" and kind != "cpu":
         return ConfigError(f"int8 runs on the CPU (got device {device!r}); set precision to bf16 or fp32")
     if precision == "bf16" and kind == "cpu" and "bf16" not in instructions(device):
-        return ConfigError("this CPU has neither AVX-512-BF16 nor AMX, without which bf16 is slower than fp32; use fp32")
+        return ConfigError("this CPU has neither AVX-512-BF16 nor AMX: bf16 is slower than fp32; use fp32")
     return None
 
 
@@ -105,7 +105,9 @@ def chosen(exact: Any, ways: Sequence[Way], batches: Sequence[Inputs], *, device
         raise InputError(f"{'; '.join(lines)}: serve this model in fp32")
     took = 0
     if len(ready) > 1 and batches:
-        seconds = trial([made for _, made in ready], batches, workers=min(usable_cores(), MOST_WORKERS) if device == "cpu" else 1)
+        seconds = trial(
+            [made for _, made in ready], batches, workers=min(usable_cores(), MOST_WORKERS) if device == "cpu" else 1
+        )
         for number in range(1, len(ready)):
             took = number if seconds[number] * GAIN < seconds[took] else took
         lines = [
