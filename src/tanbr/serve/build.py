@@ -266,7 +266,7 @@ def checked(
     """
     moe = about.moe
     moe.source.measured = measured_in(state, moe)
-    made_for = digest(moe, about.rows, moe.num_experts, config.memory, config.models, config.method)
+    made_for = digest(moe, about.rows, moe.num_experts, config.memory, config.models, config.method, config.precision)
     kept = Check.load(state, made_for)
     if kept is not None:
         return kept
@@ -279,6 +279,7 @@ def checked(
             memory=config.memory,
             models=config.models,
             method=config.method,
+            precision=config.precision,
             monitor=monitor,
             report=report,
         )

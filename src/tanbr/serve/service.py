@@ -100,10 +100,10 @@ class Service(Queue):
         `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
         checkpoint, is refused; with `adopt` it goes on by names (`adopt.py`), and `say` gets what is kept of it.
         `texts` are past requests, to judge a precision by. `own_experts` (V,) is the expert that learned each task,
-        `survey` and `check` what blends earned. `backend` runs the models in place of the one that `config` names (`tanbr.engines`). `make_engine` takes the arguments of an
-        `Engine`; one whose `answers_here` is False has replicas elsewhere that answer (`tanbr.fleet`). Raises
-        TanbrError for anything a user can put right. `serve.build.build` makes a service of a checkpoint's path and a
-        configuration.
+        `survey` and `check` what blends earned. `backend` runs the models in place of the one that `config` names
+        (`tanbr.engines`). `make_engine` takes the arguments of an `Engine`; one whose `answers_here` is False has
+        replicas elsewhere that answer (`tanbr.fleet`). Raises TanbrError for anything a user can put right.
+        `serve.build.build` makes a service of a checkpoint's path and a configuration.
         """
         if config.slot_requests is None and config.slot_seconds is None:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
@@ -411,5 +411,5 @@ def _resumed(
 def _models(moe: Moe, config: ServeConfig) -> int:
     """G: as many models as were asked for, or as fit into the memory that was given."""
     if config.models is None and config.memory is not None:
-        return most_models(moe, config.memory)
+        return most_models(moe, config.memory, config.precision)
     return config.models or 1
