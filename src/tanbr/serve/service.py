@@ -162,9 +162,8 @@ class Service(Queue):
             first_one = engine.live.backend
             if kept:
                 first_one.agreement = kept["agreement"]
-            elif backend is None:
-                if first_one.chosen:
-                    say(first_one.chosen)
+            elif first_one.chosen:
+                say(first_one.chosen)
                 way = {"backend": getattr(first_one, "name", ""), "precision": first_one.precision}
                 store.set_meta("way", json.dumps({"asked": asked, "agreement": first_one.agreement, **way}))
             if adoption is not None:

@@ -127,10 +127,10 @@ class TorchEager(Backend):
 
 def build(moe: Moe, kinds: tuple[type[TorchEager], ...], **wanted: Unpack[Wanted]) -> TorchEager:
     """Merge into a new model that one of these backends runs; which, and in which precision, a trial decides."""
-    asked, device = wanted["precision"], wanted["device"]
+    asked, device, place = wanted["precision"], wanted["device"], device_of(wanted["device"])
     if asked != "auto" and (no := refused(asked, device)) is not None:
         raise no
-    model = moe.dense(wanted["blend"]).to(device_of(device)).eval()
+    model = moe.dense(wanted["blend"]).to(place).eval()
     bare = moe.plan.config().architectures[0].endswith("Model")
     exact = TorchEager(model, outputs_of(model, moe), pooling=Pooling.of(moe.path) if bare else None)
     fixed = exact.writes or exact.embeds  # no trial: nobody can say that another precision answers alike
