@@ -246,7 +246,7 @@ class ReplicaService(Queue):
             slot=first.slot,
             spare=not config.low_memory,
             backend=welcome.info.backend if config.backend == "auto" else config.backend,
-            precision=config.precision if judged is None else judged,
+            precision=judged if config.precision == "auto" else config.precision,
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
