@@ -233,9 +233,7 @@ class ReplicaService(Queue):
         workers, threads = welcome.config.workers or cpus, welcome.config.threads or 1
         config = welcome.config.model_copy(update={"workers": workers, "threads": threads})
         first, box = welcome.order, ReportBox()
-        judged = (
-            None if config.precision != "auto" else "fp32" if welcome.info.agreement is None else welcome.info.precision
-        )
+        judged = welcome.info.precision if welcome.info.agreement is not None else "fp32"
         engine = Engine(
             moe,
             models=welcome.info.models,
