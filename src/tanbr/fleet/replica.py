@@ -233,6 +233,7 @@ class ReplicaService(Queue):
         workers, threads = welcome.config.workers or cpus, welcome.config.threads or 1
         config = welcome.config.model_copy(update={"workers": workers, "threads": threads})
         first, box = welcome.order, ReportBox()
+        judged = welcome.info.precision if welcome.info.agreement is not None else "fp32"
         engine = Engine(
             moe,
             models=welcome.info.models,
@@ -242,8 +243,8 @@ class ReplicaService(Queue):
             version=first.versions[0],
             slot=first.slot,
             spare=not config.low_memory,
-            backend=config.backend,
-            least_agreement=config.int8_agreement,
+            backend=welcome.info.backend if config.backend == "auto" else config.backend,
+            precision=judged if config.precision == "auto" else config.precision,
             max_length=config.max_length,
             merge_share=config.merge_share,
         )

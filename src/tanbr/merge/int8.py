@@ -1,4 +1,4 @@
-"""A dense model in int8: weights per output channel, activations per token; offered with its measured loss, or not.
+"""A dense model in int8: weights per output channel, activations per token.
 
 Activations have 8 bits. Weights have 8 where the CPU's kernels add products up in 32 bits (VNNI, AMX), and 7 elsewhere:
 there two products are added in 16, which 8 bits of both overflow, silently, and 255 · 63 · 2 does not. Which it is, is
@@ -7,47 +7,45 @@ Experts of an un-merged model can be put in int8 too, so that the two are compar
 """
 
 import copy
-import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from tanbr.errors import InputError
 from tanbr.moe.layer import Activation, ExpertLinear
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-@dataclass(frozen=True)
-class Int8Loss:
-    """How far an int8 model is from the model it was made of, on given inputs."""
-
-    relative_error: float  # ‖logits − logits₈‖ / ‖logits‖
-    agreement: float  # share of positions where the largest logit is the same one
-    positions: int
 
 
 class Int8Linear(nn.Module):
     """A linear map with int8 weights."""
 
     weight = None  # T5 looks at the type of its weights, if there are any
+    values: Tensor  # (in, out) int8: the layout that ONNX Runtime multiplies by, and as good as the other for torch
+    scale: Tensor  # (out,)
+    bias: Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.load(linear)
+        device = linear.weight.device
+        self.register_buffer(
+            "values", torch.empty(linear.in_features, linear.out_features, dtype=torch.int8).to(device)
+        )
+        self.register_buffer("scale", torch.empty(linear.out_features, device=device))
+        self.register_buffer("bias", _float(linear.bias))
+        self.load(linear.weight)
 
-    def load(self, linear: nn.Linear) -> None:
-        """Take over another map's values."""
-        self._packed, self._bias = _packed(linear.weight), _float(linear.bias)
-        self.weights = linear.weight.numel()
+    def load(self, weight: Tensor) -> None:
+        """Take over a float weight (out, in)."""
+        values, scale = quantise(weight)
+        self.values.copy_(values.t())
+        self.scale.copy_(scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in) to (…, out)."""
-        return _apply(x, self._packed, self._bias)
+        return apply(x, self.values, self.scale, self.bias)
 
 
 class Int8ExpertLinear(nn.Module):
@@ -56,12 +54,13 @@ class Int8ExpertLinear(nn.Module):
     def __init__(self, linear: ExpertLinear) -> None:
         super().__init__()
         biases = [None] * linear.experts if linear.bias is None else linear.bias.unbind(0)
-        self._packed = [(_packed(w), _float(b)) for w, b in zip(linear.weight.unbind(0), biases, strict=True)]
+        packed = [(quantise(w), _float(b)) for w, b in zip(linear.weight.unbind(0), biases, strict=True)]
+        self._maps = [(values.t().contiguous(), scale, bias) for (values, scale), bias in packed]
         self.experts = linear.experts
 
     def each(self) -> list[Activation]:
         """List the K maps as functions."""
-        return [partial(_apply, packed=packed, bias=bias) for packed, bias in self._packed]
+        return [partial(apply, values=values, scale=scale, bias=bias) for values, scale, bias in self._maps]
 
 
 def quantised(model: Model, *, only: Collection[str] | None = None) -> Model:
@@ -69,8 +68,6 @@ def quantised(model: Model, *, only: Collection[str] | None = None) -> Model:
 
     Linear maps that stay in float are shared with the model.
     """
-    if "x86" not in torch.backends.quantized.supported_engines:
-        raise InputError("int8 needs torch's x86 kernels, which this build of torch does not have")
     memo: dict[int, Any] = {}  # what the copy has in place of each module: float weights are never copied
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | ExpertLinear) and only is not None and name not in only:
@@ -82,73 +79,29 @@ def quantised(model: Model, *, only: Collection[str] | None = None) -> Model:
     return copy.deepcopy(model, memo).eval()
 
 
-@torch.inference_mode()
-def measure(model: nn.Module, int8_model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> Int8Loss:
-    """Compare the logits of the two on batches of the model's own inputs."""
-    error = norm = same = positions = 0.0
-    for batch in batches:
-        exact, rounded = model(**batch).logits.float(), int8_model(**batch).logits.float()
-        error += float((exact - rounded).square().sum())
-        norm += float(exact.square().sum())
-        same += float((exact.argmax(-1) == rounded.argmax(-1)).sum())
-        positions += exact[..., 0].numel()
-    if not positions:
-        raise InputError("the loss of int8 is measured on data: give at least one batch")
-    return Int8Loss((error / norm) ** 0.5, same / positions, int(positions))
-
-
-def offered(
-    model: Model,
-    batches: Iterable[Mapping[str, Tensor]],
-    *,
-    least_agreement: float = 0.98,
-    choices: Sequence[Collection[str] | None] = (None,),
-) -> tuple[Model, Int8Loss]:
-    """Put a model in int8 if it still answers alike on the given batches; InputError if it does not.
-
-    `choices` are sets of linear maps to put in int8 (None: all), tried in turn: what is left out stays in float.
-    """
-    batches = list(batches)
-    for only in choices:
-        int8_model = quantised(model, only=only)
-        loss = measure(model, int8_model, batches)
-        if loss.agreement >= least_agreement:
-            return int8_model, loss
-    raise InputError(
-        f"in int8 this model gives the same answer at {loss.agreement:.1%} of {loss.positions} positions, "
-        f"below the {least_agreement:.1%} asked for; serve it in float32"
-    )
-
-
 @cache
 def weight_bits() -> int:
     """Find out how many bits of a weight this CPU's kernels can add up without overflow: 8 or 7."""
-    ones = torch.ones(64, 256)  # the largest integers everywhere: pairs of products need 17 bits
-    return 8 if float((_product(ones, _packed(ones, bits=8)) - 256).abs().max()) < 1 else 7
+    ones = torch.full((64, 256), 127, dtype=torch.int8)  # the largest integers everywhere: pairs need 17 bits
+    return 8 if bool((torch._int_mm(ones, ones.t().contiguous()) == 127 * 127 * 256).all()) else 7
 
 
-def _packed(weight: Tensor, *, bits: int | None = None) -> Any:
+def quantise(weight: Tensor, *, bits: int | None = None) -> tuple[Tensor, Tensor]:
+    """Round a weight (out, in) to integers, every row by a scale (out,) of its own."""
     values, largest = weight.detach().float(), 2 ** ((bits or weight_bits()) - 1) - 1
-    scales = (values.abs().amax(dim=1).double() / largest).clamp_min(torch.finfo(torch.float32).tiny)
-    zeros = torch.zeros_like(scales, dtype=torch.int64)
-    with warnings.catch_warnings():
-        # torch means to drop quantised tensors, but its int8 kernels take their weights in no other form yet
-        warnings.simplefilter("ignore", UserWarning)
-        stored = torch.quantize_per_channel(values, scales, zeros, 0, torch.qint8)
-    return torch.ops.quantized.linear_prepack(stored, None)
+    scale = (values.abs().amax(dim=1) / largest).clamp_min(torch.finfo(torch.float32).tiny)
+    return (values / scale[:, None]).round_().to(torch.int8), scale
 
 
 def _float(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.detach().float().clone()
 
 
-def _apply(x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-    """Map x (…, in): every token has the whole range of the integers to itself."""
-    largest = x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    result = _product(x / largest, packed).mul_(largest)
-    return result if bias is None else result.add_(bias)
-
-
-def _product(x: Tensor, packed: Any) -> Tensor:
-    result: Tensor = torch.ops.quantized.linear_dynamic(x, packed, False)
-    return result
+def apply(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Map x (…, in) by values (in, out): every token has the whole range of the integers to itself."""
+    rows = x.flatten(0, -2)
+    largest = rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    sums = torch._int_mm((rows * (127 / largest)).round_().to(torch.int8), values)
+    result = sums.float().mul_(scale).mul_(largest / 127)
+    result = result if bias is None else result.add_(bias)
+    return result.view(*x.shape[:-1], -1)
