@@ -30,7 +30,7 @@ from tanbr.serve.records import (  # fmt: skip
     VersionView,
     Why,
 )  # fmt: skip
-from tanbr.serve.sampling import Manner
+from tanbr.serve.sampling import WritingOptions
 from tanbr.types import Text, as_blend
 
 TASKS = ("mood", "topic", "likeness")
@@ -47,7 +47,7 @@ class FakeService:
             tasks=TASKS,
             columns=COLUMNS if kind == "classifier" else (), classes=3 if kind == "classifier" else 0,
             scales={"likeness": (0.0, 5.0)} if kind == "classifier" else {}, loaded_parameters=10, loaded_bytes=40,
-            spare_bytes=8, full_parameters=30, full_bytes=120, precision="fp32", int8_agreement=None, device="cpu",
+            spare_bytes=8, full_parameters=30, full_bytes=120, precision="fp32", device="cpu",
             max_tokens=16, slot_requests=64, slot_seconds=None,
         )  # fmt: skip
         self.ready, self.client_secret = False, b"secret"
@@ -134,7 +134,7 @@ class FakeService:
         prompts: Sequence[str],
         *,
         max_tokens: int | None = None,
-        manner: Manner = Manner(),  # noqa: B008 - it is frozen
+        options: WritingOptions = WritingOptions(),  # noqa: B008 - it is frozen
         on_token: OnToken | None = None,
         task: str | None = None,
     ) -> "Future[Generated]":
@@ -146,8 +146,8 @@ class FakeService:
         self.calls.append(("generate", list(prompts), max_tokens))
         future: Future[Generated] = Future()
         self.futures.append(future)
-        prompts = [prompt for prompt in prompts for _ in range(manner.n)]
-        self.manner = manner
+        prompts = [prompt for prompt in prompts for _ in range(options.n)]
+        self.options = options
         written = [prompt.upper().split()[: max_tokens or 16] for prompt in prompts]
         texts = tuple(" ".join(words) for words in written)
 

@@ -7,7 +7,6 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Response
-from fastapi.openapi.utils import get_openapi
 from starlette.concurrency import run_in_threadpool
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -23,17 +22,9 @@ from tanbr.serve.web.entrance import Entrance
 from tanbr.serve.web.metrics import ANSWERS, ROUTES, Metrics
 from tanbr.serve.web.refusals import ErrorResponse, Refusal, refuse_with_sentences
 from tanbr.serve.web.relay import add_relay
-from tanbr.serve.web.routes import (
-    MOST_FEEDBACK,
-    add_feedback,
-    add_models,
-    add_steering,
-    add_supervision,
-    add_watching,
-)
+from tanbr.serve.web.routes import add_feedback, add_models, add_steering, add_supervision, add_watching
 from tanbr.serve.web.service_api import ServiceApi
 
-VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice
 ABOUT = """One dense model, merged from the experts of a Mixture-of-Experts model, that follows its traffic.
 
 Every answer carries a request id, for feedback, and the merge version that gave it. Every refusal is one sentence."""
@@ -83,10 +74,7 @@ def create_app(
     point_elsewhere(app, info)
     refuse_with_sentences(app)
     describe_tokens(app, tokens)
-    most_values = VALUES_EACH * max(config.inputs, MOST_FEEDBACK) + info.classes + info.experts + 64
-    return Entrance(
-        app, config=config, tokens=tokens, loopback=loopback, metrics=metrics, most_values=most_values, model=info.model
-    )
+    return Entrance(app, config=config, tokens=tokens, loopback=loopback, metrics=metrics, model=info.model)
 
 
 def add_dashboard(app: FastAPI) -> None:
@@ -116,23 +104,17 @@ def describe_tokens(app: FastAPI, tokens: Tokens) -> None:
     """Have the OpenAPI document say which token each path needs; the entrance asks for it, not the routes."""
 
     def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            made["components"]["securitySchemes"] = {
-                name: {
-                    "type": "http",
-                    "scheme": "bearer",
-                    "description": f"What the server has as {variable}, or in its list.",
-                }
-                for name, variable in (("token", TOKEN), ("admin", ADMIN_TOKEN))
-            }
-            for path, operations in made["paths"].items():
-                for operation in operations.values():
-                    if path.startswith(ADMIN):
-                        operation["security"] = [{"admin": []}]
-                    elif tokens.closed and not path.startswith(OPEN):
-                        operation["security"] = [{"token": []}, {"admin": []}]
-            app.openapi_schema = made
-        return app.openapi_schema
+        made = FastAPI.openapi(app)  # the same one each time
+        made["components"]["securitySchemes"] = {
+            name: {"type": "http", "scheme": "bearer", "description": f"The server's {variable}, or one of its list."}
+            for name, variable in (("token", TOKEN), ("admin", ADMIN_TOKEN))
+        }
+        for path, operations in made["paths"].items():
+            for operation in operations.values():
+                if path.startswith(ADMIN):
+                    operation["security"] = [{"admin": []}]
+                elif tokens.closed and not path.startswith(OPEN):
+                    operation["security"] = [{"token": []}, {"admin": []}]
+        return made
 
     app.openapi = document  # type: ignore[method-assign]
