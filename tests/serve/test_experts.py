@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 import tanbr
 from merge.sources.tiny_dense import build as build_dense
 from merge.sources.tiny_dense import tuned
-from tanbr.errors import CheckpointError, DataError, InputError, StateError
+from tanbr.errors import CheckpointError, DataError, StateError
 from tanbr.lab.settings import parse
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge.export import export
-from tanbr.serve.backends.torch_int8 import TorchInt8
 from tanbr.serve.build import build, checked, known_of, opened
 from tanbr.serve.export import served
 from tanbr.tasks.card import read_card, write_card
@@ -58,19 +57,6 @@ def test_it_answers_learns_and_knows_its_state_again(folders: tuple[Path, list[P
     build(base, experts=experts, config=CONFIG, state=tmp_path / "state").stop()
     with pytest.raises(StateError, match="made for"):
         build(base, experts=experts[:2], config=CONFIG, state=tmp_path / "state")
-
-
-def test_int8_refuses_a_blend_of_what_its_two_models_share(tmp_path: Path) -> None:
-    model = build_dense("BertForSequenceClassification")
-    model.save_pretrained(tmp_path / "base")
-
-    def trained(name: str) -> bool:
-        return ".intermediate." in name or ".output.LayerNorm" in name
-
-    experts = [tuned(model, tmp_path / str(k), seed=k, where=trained) for k in range(2)]
-    moe = tanbr.open(tmp_path / "base", experts=experts)
-    with pytest.raises(InputError, match=r"LayerNorm.* is no linear map"):
-        TorchInt8.build(moe, blend=None, device="cpu", probes=list, least_agreement=0.0)
 
 
 def test_a_list_names_tasks_method_and_the_start_blend(folders: tuple[Path, list[Path]], tmp_path: Path) -> None:

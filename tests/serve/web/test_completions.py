@@ -206,11 +206,6 @@ def test_openais_client_understands_refusals(
             ai.completions.create(model="fake", prompt="a", stream=stream)
 
 
-def test_a_model_that_writes_does_not_classify(http: httpx2.Client) -> None:
-    answer = http.post("/v1/classify", json={"inputs": ["a"]})
-    assert (answer.status_code, refusal(answer)) == (404, "the model here writes: use /v1/completions")
-
-
 def test_a_client_that_leaves_a_stream_cancels_it() -> None:
     service = FakeService("text")
     with live(service, answer_seconds=60) as url, client(url) as http:
