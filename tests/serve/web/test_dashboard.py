@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,41 +15,42 @@ COLOURS = """id => [...document.querySelectorAll(`#${id} .legend li`)].map(
 FILLS = "shapes => shapes.map(shape => getComputedStyle(shape).fill)"
 
 
-Open = Callable[..., Page]  # the fixture `opened`
+Open = Callable[..., AbstractContextManager[Page]]  # the fixture `opened`
 
 
 @pytest.fixture
-def opened(browser: Browser) -> Iterator[Open]:
+def opened(browser: Browser) -> Open:
     """Open the page of a server; in the end it must have had no error, and have asked nobody else for anything."""
-    pages, problems = list[Page](), list[str]()
 
-    def made(url: str, *, width: int = 1280, scheme: str = "light", more: dict[str, Any] | None = None) -> Page:
+    @contextmanager
+    def made(
+        url: str, *, width: int = 1280, scheme: Any = "light", more: dict[str, Any] | None = None
+    ) -> Iterator[Page]:
         def add(route: Route) -> None:  # `more`, to what the server says of its state
             answer = route.fetch()
             route.fulfill(response=answer, json=answer.json() | (more or {}))
 
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+        problems = list[str]()
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda said: problems.append(said.text) if "Content Security" in said.text else None)
         page.on("request", lambda request: None if request.url.startswith(url) else problems.append(request.url))
         if more is not None:
             page.route("**/v1/state", add)
         page.goto(url)
-        pages.append(page)
-        return page
-
-    yield made
-    for page in pages:
+        yield page
         page.close()
-    assert not problems
+        assert not problems
+
+    return made
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")], ids=["phone", "desktop"])
 def test_the_page_shows_the_server(opened: Open, width: int, scheme: str) -> None:
     service = FakeService()
-    with live(service) as url, client(url) as http:
+    with live(service) as url, client(url) as http, opened(url, width=width, scheme=scheme) as page:
         http.post("/v1/classify", json={"inputs": ["a", "b"]})
-        page = opened(url, width=width, scheme=scheme)
+        page.reload()
         expect(page.locator("#status")).to_have_text("live")
         expect(page).to_have_title("tanbr · fake")
         expect(page.locator("#slot")).to_have_text("30")
@@ -81,8 +83,7 @@ def test_the_page_shows_the_server(opened: Open, width: int, scheme: str) -> Non
 def test_the_page_shows_which_model_serves_what(opened: Open, width: int) -> None:
     service = FakeService()
     service.models = 2
-    with live(service) as url:
-        page = opened(url, width=width)
+    with live(service) as url, opened(url, width=width) as page:
         expect(page.locator("#version")).to_have_text("3, 2")
         rows = page.locator("#panel tbody tr")
         expect(rows).to_have_count(2)
@@ -96,8 +97,7 @@ def test_a_task_and_its_expert_have_one_colour_and_one_place(opened: Open) -> No
     service = FakeService()
     names = ("expert 1", "likeness", "mood", "topic")  # in another order than the tasks
     service.info = replace(service.info, expert_names=names)
-    with live(service) as url, client(url) as http:
-        page = opened(url)
+    with live(service) as url, client(url) as http, opened(url) as page:
         expect(page.locator("#status")).to_have_text("live")
         mix, blend = (page.evaluate(COLOURS, figure) for figure in ("mix", "blend"))
         assert [name for name, _ in blend] == [*TASKS, "expert 1"]
@@ -116,8 +116,7 @@ def test_a_new_panel_shows_its_only_slot_and_from_how_many_experts_it_saves_memo
     service.info = replace(
         service.info, models=3, loaded_bytes=3 * 91 * 10**6, spare_bytes=91 * 10**6, full_bytes=364 * 10**6
     )
-    with live(service) as url:
-        page = opened(url)
+    with live(service) as url, opened(url) as page:
         expect(page.locator("#memory")).to_have_text("273 MB")
         expect(page.locator("#mix path.area").first).to_be_visible()  # it has an extent
         expect(page.locator("#memory-more")).to_have_text("+ 91 MB spare; un‑merged 364 MB; saves from 5 experts on")
@@ -131,8 +130,7 @@ def test_the_self_check_is_a_table(opened: Open, width: int) -> None:
     ]
     check = {"tasks": TASKS, "rows": 192, "alone": [0.8, 0.8, 0.8], "alone_bytes": 273_000_000, "ways": ways}
     check |= {"taken": {"method": "regression", "models": 2}, "advice": "give --memory for more models"}
-    with live(FakeService()) as url:
-        page = opened(url, width=width, scheme="dark", more={"check": check})
+    with live(FakeService()) as url, opened(url, width=width, scheme="dark", more={"check": check}) as page:
         rows = page.locator("#check tbody tr")
         expect(rows).to_have_text([
             "experts alone, told the task273 MB0.800100%",
@@ -159,8 +157,7 @@ def test_practice_is_a_table_of_experts_and_bars_of_gains(opened: Open, width: i
     last = [tried("what would be served", 0.031, 0.5, 0.5, 0, 0), tried("an expert alone", -0.2, 0, 0, 0, 1)]
     more = {"practice": {"exercises": 37, "tasks": tasks, "tried": last}}
     more |= {"gain": {"sentence": "learning is worth +1.8 ± 0.6 points since slot 120"}}
-    with live(service) as url:
-        page = opened(url, width=width, more=more)
+    with live(service) as url, opened(url, width=width, more=more) as page:
         rows = page.locator("#worth tbody tr")
         expect(rows).to_have_count(3)
         expect(rows.nth(0).locator("td.own")).to_have_text("0.91 ± 0.05")
@@ -178,7 +175,7 @@ def test_practice_is_a_table_of_experts_and_bars_of_gains(opened: Open, width: i
         assert lost["x"] + lost["width"] == pytest.approx(won["x"], abs=0.5)  # both begin at zero
         expect(page.locator("#gain")).to_have_text("Learning is worth +1.8 ± 0.6 points since slot 120.")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        page = opened(url, width=width, scheme="dark")
+    with live(service) as url, opened(url, width=width, scheme="dark") as page:
         expect(page.locator("#status")).to_have_text("live")
         for view in ("#worth", "#tried", "#gain"):  # nothing is practised, nothing held back
             expect(page.locator(view)).to_be_hidden()
@@ -187,8 +184,7 @@ def test_practice_is_a_table_of_experts_and_bars_of_gains(opened: Open, width: i
 def test_there_are_no_buttons_where_administration_is_off(opened: Open) -> None:
     service = FakeService()
     service.pinned = True
-    with live(service, tokens=Tokens()) as url:
-        page = opened(url)
+    with live(service, tokens=Tokens()) as url, opened(url) as page:
         expect(page.locator("#status")).to_have_text("pinned")
         expect(page.locator("#versions tbody tr")).to_have_count(4)
         expect(page.locator("button:visible")).to_have_count(0)
@@ -197,8 +193,7 @@ def test_there_are_no_buttons_where_administration_is_off(opened: Open) -> None:
 
 def test_an_operator_rolls_back_with_the_token(opened: Open) -> None:
     service = FakeService()
-    with live(service, tokens=BOTH) as url:
-        page = opened(url)
+    with live(service, tokens=BOTH) as url, opened(url) as page:
         expect(page.locator("#status")).to_have_text("locked")
         page.fill("#token", TOKEN)
         page.click("#sign-in button")
