@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import httpx2
@@ -7,18 +8,20 @@ from fastapi.exceptions import RequestValidationError
 from serve.web.fake import COLUMNS, LONGEST, FakeService
 from serve.web.live import client, live, refusal
 from tanbr.serve.web import refusals
+from tanbr.serve.web.bodies import MOST_KEYS
+from tanbr.serve.web.entrance import holds_at_most
 
 JSON = {"content-type": "application/json"}
 MEGABYTE = 1 << 20
-LARGE = (
-    ("classify", b'{"inputs": [' + b"1," * (MEGABYTE // 2 - 20) + b"1]}"),
-    ("classify", b'{"inputs": [' + b'"",' * (MEGABYTE // 3 - 20) + b'""]}'),
-    ("feedback", b'{"feedback": [' + b"{}," * (MEGABYTE // 3 - 20) + b"{}]}"),
-    ("classify", b'{"inputs": [' + b"[]," * (MEGABYTE // 3 - 20) + b"[]]}"),
-    ("classify", b"{" + b",".join(b'"%d":1' % n for n in range(90_000)) + b"}"),
-    ("classify", b"[" * (MEGABYTE - 20)),
-    ("classify", b'"' * (MEGABYTE - 20)),
-)
+LARGE = {
+    "numbers": b'{"inputs": [' + b"1," * (MEGABYTE // 2 - 20) + b"1]}",
+    "empty texts": b'{"inputs": [' + b'"",' * (MEGABYTE // 3 - 20) + b'""]}',
+    "objects": b'{"feedback": [' + b"{}," * (MEGABYTE // 3 - 20) + b"{}]}",
+    "lists": b'{"inputs": [' + b"[]," * (MEGABYTE // 3 - 20) + b"[]]}",
+    "keys": b"{" + b",".join(b'"%d":1' % n for n in range(90_000)) + b"}",
+    "depth": b"[" * (MEGABYTE - 20),
+    "quotes": b'"' * (MEGABYTE - 20),
+}
 
 
 def test_texts_and_pairs_are_classified(http: httpx2.Client, service: FakeService) -> None:
@@ -92,7 +95,7 @@ def test_what_is_wrong_with_a_body_is_one_sentence(http: httpx2.Client, body: by
 
 
 def test_the_largest_bodies_at_the_default_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is allowed is read; of what is not, only the first mistake is written down."""
+    """What is allowed is read; of what is not, no value is made, or only the first mistake is written down."""
     text, mistakes = '"a\\", {"b": [1, 2, 3]}, \\\\"' * 8, list[int]()
     real = refusals.refusal_of
 
@@ -105,10 +108,32 @@ def test_the_largest_bodies_at_the_default_limits(monkeypatch: pytest.MonkeyPatc
         assert http.post("/v1/classify", json={"inputs": [[text, text]] * 200}).status_code == 200
         items = [{"request_id": f"{text[:30]}{n}", "task": "mood", "label": "good"} for n in range(1000)]
         assert http.post("/v1/feedback", json={"feedback": items}).json()["unknown"] == 1000
+        for path, body in (
+            ("classify", {"inputs": [1] * 5000, "labels": [2] * 3000}),
+            ("classify", {"inputs": [[1] * 100] * 70}),
+            ("classify", {"inputs": ["a"]} | {str(n): n for n in range(MOST_KEYS)}),
+            ("feedback", {"feedback": [{}] * 3000}),
+        ):
+            assert http.post(f"/v1/{path}", json=body).status_code == 422
+        assert max(mistakes) <= 2  # one for each list, or for each field of the first item
         answer = http.post("/v1/classify", content=b'{"inputs": [%s]}' % (b"9" * 5000), headers=JSON)
         assert (answer.status_code, refusal(answer)[-29:]) == (400, "a number with too many digits")
-        for path, large in LARGE:
-            answer = http.post(f"/v1/{path}", content=large, headers=JSON)
-            assert answer.status_code in (400, 422)
-            assert refusal(answer)
-        assert max(mistakes) <= 2  # one for each list, or for each field of the first item
+        for large in LARGE.values():
+            answer = http.post("/v1/classify", content=large, headers=JSON)
+            assert (answer.status_code, refusal(answer)[:24]) == (413, "the body holds more than")
+
+
+@pytest.mark.parametrize(
+    ("body", "values"),
+    [
+        (b"5", 0),
+        (b"[]", 1),
+        (b'["a,b", "[{"]', 2),
+        (b'["\\\\", "\\""]', 2),  # a backslash ends the first text, a quote is in the second
+        (b'{"a": [1, 2], "b": {}}', 5),
+    ],
+)
+def test_values_are_counted_outside_of_texts(body: bytes, values: int) -> None:
+    json.loads(body)
+    assert holds_at_most(values, body)
+    assert values == 0 or not holds_at_most(values - 1, body)

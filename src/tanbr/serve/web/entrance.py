@@ -72,9 +72,18 @@ class Entrance:
     """An ASGI application around the one that has the routes."""
 
     def __init__(
-        self, app: FastAPI, *, config: HttpConfig, tokens: Tokens, loopback: bool, metrics: Metrics, model: str
+        self,
+        app: FastAPI,
+        *,
+        config: HttpConfig,
+        tokens: Tokens,
+        loopback: bool,
+        metrics: Metrics,
+        most_values: int,
+        model: str,
     ) -> None:
-        self._app, self._config, self._tokens, self._metrics, self._model = app, config, tokens, metrics, model
+        self._app, self._config, self._tokens, self._metrics = app, config, tokens, metrics
+        self._most_values, self._model = most_values, model  # of JSON, in a body; and what answers
         self._rate = RateLimit(config.rate, config.burst)
         self._hosts = [host.lower() for host in (*LOOPBACK, config.host, *config.hosts)] if loopback else ["*"]
 
@@ -160,9 +169,21 @@ class Entrance:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and kind != "application/json":
             raise Refusal(415, f"send the body as application/json (got {kind[:60] or 'no content type'})")
-        if b"\0" in body:  # Python's parser would also read UTF-16
+        if b"\0" in body:  # Python's parser would also read UTF-16, in which nothing can be counted
             raise Refusal(400, "the body is not JSON in UTF-8")
+        if not holds_at_most(self._most_values, bytes(body)):  # counted before any of them is made
+            says = f"the body holds more than {self._most_values} values; send it in several requests"
+            raise Refusal(413, says)
         return bytes(body)
+
+
+def holds_at_most(most: int, body: bytes) -> bool:
+    """Count the strings, lists, objects and commas outside of strings, with nothing but searches through bytes."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
+    if plain.count(b'"') > 4 * most:  # a key and a value for each, at most
+        return False
+    outside = b"".join(plain.split(b'"')[::2])
+    return outside.count(b",") + outside.count(b"[") + outside.count(b"{") <= most
 
 
 def _once(body: bytes, receive: Receive) -> Receive:
