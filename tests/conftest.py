@@ -6,7 +6,6 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from browsing import browser
-from moe.kindred import write as write_kindred
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
@@ -44,12 +42,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def moe() -> Moe:
     """The embedded model."""
     return open_moe(embedded.path())
-
-
-@pytest.fixture(scope="session")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3-MoE of 64 experts in eight families, expert k of family k mod 8."""
-    return write_kindred(tmp_path_factory.mktemp("qwen") / "qwen")
 
 
 @pytest.fixture(scope="session")

@@ -69,29 +69,6 @@ def test_decoding_is_what_transformers_does_greedily(kind: str, model: Any) -> N
     assert {row: written for step in steps for row, written in step.ended.items()} == dict(enumerate(done))
 
 
-def test_rows_that_join_a_running_batch_are_answered_as_if_alone_and_so_are_the_others(kind: str, model: Any) -> None:
-    model.generation_config.eos_token_id = model.config.eos_token_id = None  # only limits end a row
-    asked = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14], [20, 21, 22, 23, 24, 25, 26], [30]]
-    limits = [12, 4, 7, 5, 3]
-    coming = {2: [2, 3], 6: [4]}  # steps after which rows come: longer and shorter prompts than those at work
-    at_work: list[int] = []
-
-    def more(rows: int) -> Joining | None:
-        at_work.append(rows)
-        new = coming.get(len(at_work), [])
-        return Joining(prompts(kind, [asked[row] for row in new]), [limits[row] for row in new]) if new else None
-
-    done = decode(model, prompts(kind, asked[:2]), limits=limits[:2], on_step=listen, more=more)
-    assert at_work == [2, 2, 4, 3, 3, 3, 3, 3, 1, 1, 1]
-    for row, ids in enumerate(asked):
-        (alone,) = decode(model, prompts(kind, [ids]), limits=[limits[row]], on_step=listen)
-        written = done[row]
-        assert isinstance(written, Written)
-        assert isinstance(alone, Written)
-        assert written.tokens == alone.tokens
-        assert written.confidence == pytest.approx(alone.confidence, rel=1e-9)  # float64
-
-
 def test_rows_that_are_given_up_are_written_no_further_and_without_any_decoding_ends(kind: str, model: Any) -> None:
     model.generation_config.eos_token_id = model.config.eos_token_id = None  # only limits end a row
     whole = decode(model, prompts(kind), limits=[6, 6, 6], on_step=listen)

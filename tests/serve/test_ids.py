@@ -31,21 +31,6 @@ def test_another_servers_ids_and_changed_ids_are_unknown() -> None:
         assert IDS.read(shown[:place] + other + shown[place + 1 :]) is None
 
 
-def test_ids_of_a_timeline_that_was_lost_are_unknown() -> None:
-    first, lost, restored = Epoch(b"first", 0), Epoch(b"lost", 9), Epoch(b"restored", 5)
-    before = RequestIds(b"k" * 32, [first])
-    kept, open_slot, coming = (before.show(before.issue(slot, 1)[0]) for slot in (3, 5, 6))
-    gone = RequestIds(b"k" * 32, [first, lost])
-    elsewhere = gone.show(gone.issue(9, 1)[0])
-    now = RequestIds(b"k" * 32, [first, restored])  # from a copy that was taken while slot 5 was open
-    assert now.read(kept) is not None
-    assert now.read(open_slot) is not None  # slot 5 is the same in both
-    assert now.read(coming) is None
-    assert now.read(elsewhere) is None
-    assert now.read(now.show(now.issue(6, 1)[0])) is not None
-    assert gone.read(coming) is not None
-
-
 def test_who_takes_over_from_another_issues_what_that_one_knows() -> None:
     key = os.urandom(32)
     learner = RequestIds(key, (Epoch(b"first", 0), Epoch(b"second", 3)))

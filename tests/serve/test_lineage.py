@@ -8,13 +8,10 @@ from safetensors.torch import load_file, save_file
 
 from serve.serving import TEXTS, Ledger, Run, answer, service
 from tanbr.errors import StateError
-from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.serve.config import ServeConfig
 from tanbr.serve.lineage import made_for
 from tanbr.serve.records import Feedback
-from tanbr.serve.service import Service
 
 
 def other_weights(moe: Moe, folder: Path) -> Path:
@@ -59,20 +56,3 @@ def test_another_checkpoint_is_refused_or_adopts_what_was_learned(
     again: Any = service(tmp_path / "state", taught, router=Ledger(), checkpoint=model)  # it is this one's now
     assert again.learner.router.told == 8 + 4 + accepted
     again.stop()
-
-
-def test_adopting_a_state_of_other_tasks_keeps_the_numbers(run: Run, moe: Moe, tmp_path: Path) -> None:
-    live = run()
-    answer(live, 4)
-    live.end_slot()
-    slot = live.state().slot
-    live.stop()
-    few = tiny.TASKS[:3]
-    config = ServeConfig(slot_seconds=3600.0, threads=1)
-    with pytest.raises(StateError, match="was made for tasks"):
-        Service(moe, tasks=few, config=config, state=tmp_path)
-    other = Service(moe, tasks=few, config=config, state=tmp_path, adopt=True)
-    assert other.state().slot == slot + 1
-    assert len(other.state().task_mix) == 3
-    assert all(len(view.task_mix) == 3 for view in other.slots())
-    other.stop()

@@ -1,6 +1,5 @@
 """Several merged models side by side in one service, each request by the one that is best for its task."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.serve import queue as queues
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import place_of, slot_of
-from tanbr.serve.jobs import Job, Part, assigned
 from tanbr.serve.panel import Lineup
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
@@ -34,8 +31,6 @@ ALL = [text for name in NAMES for text in TEXTS[name]]
 class PanelLedger(Ledger):
     """A ledger that chooses two blends when it is asked for several, and remembers what it was told of each."""
 
-    alike = False  # whether all routers choose the same blend twice
-
     def __init__(self) -> None:
         super().__init__()
         self.tables: list[np.ndarray] = []
@@ -45,8 +40,6 @@ class PanelLedger(Ledger):
             return super().ask(task_mix)
         rng = np.random.default_rng(self.asked)
         blends = rng.dirichlet(np.ones(K), models)
-        if self.alike:
-            blends[1:] = blends[0]
         estimates = np.eye(models)[np.arange(V) % models].T
         terms = (Terms(mean=0.5, uncertainty=0.1),) * models
         self.open.append(Decision(self.asked, np.asarray(task_mix), blends, estimates, terms=terms))
@@ -132,38 +125,6 @@ def test_a_client_that_names_a_task_or_its_labels_is_believed(live: Service) -> 
         live.submit(ALL, task="cooking")
 
 
-def test_a_cancelled_request_frees_the_places_of_all_its_parts(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go_on = threading.Semaphore(0), threading.Event()
-    for model in live.engine.lineup.models:
-        classify = model.backend.classify
-
-        def held(inputs: Any, classify: Any = classify) -> Any:
-            begun.release()
-            assert go_on.wait(60)
-            return classify(inputs)
-
-        model.backend.classify = held  # type: ignore[method-assign]
-    at_work = []
-    for _ in range(2):  # both workers are busy
-        at_work.append(live.submit([ALL[0]]))
-        assert begun.acquire(timeout=60)
-    parts: list[Part] = []
-
-    def noted(job: Job, rows: Any, lineup: Lineup) -> list[Part]:
-        some = assigned(job, rows, lineup)
-        parts.extend(some)
-        return some
-
-    monkeypatch.setattr(queues, "assigned", noted)
-    waiting = [live.submit(ALL) for _ in range(3)]
-    until(lambda: len(parts) == 6)
-    for future in waiting:
-        future.cancel()
-    until(lambda: live.state().queue == 0)
-    go_on.set()
-    assert all(len(future.result(60).request_ids) == 1 for future in at_work)
-
-
 def test_the_state_says_who_serves_what(live: Service) -> None:
     now = live.state()
     np.testing.assert_allclose(live.slots(1)[0].blend, sum(model.expected * model.blend for model in now.models))
@@ -217,19 +178,6 @@ def test_a_pin_and_a_rollback_serve_one_model_alone(live: Service) -> None:
     assert [model.blend.tolist() for model in live.state().models] == [np.eye(K)[0].tolist()]
     live.unpin()
     live.end_slot()
-    assert len(live.state().models) == 2
-
-
-def test_blends_that_are_alike_are_one_model(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(PanelLedger, "alike", True)
-        live.end_slot()
-    assert len(live.state().models) == 1
-    ids = live.submit(ALL[:4]).result(30).request_ids
-    live.feedback([Feedback(name, reward=1.0, task=NAMES[0]) for name in ids])
-    live.end_slot()
-    router: Any = live.learner.router
-    assert router.tables[-1].shape == (2, V)
     assert len(live.state().models) == 2
 
 

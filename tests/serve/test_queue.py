@@ -24,7 +24,7 @@ from tanbr.serve.messages import Answers, Broken, Message
 from tanbr.serve.panel import Assignment, Lineup
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
-from tanbr.serve.sampling import Manner
+from tanbr.serve.sampling import WritingOptions
 from tanbr.types import Decision
 
 Made = Callable[..., tuple[Queue, "SimpleQueue[Message]"]]
@@ -394,9 +394,9 @@ def test_the_wrong_question_is_refused(make: Made) -> None:
 def test_drawn_answers_leave_one_by_one_and_others_join_between_their_steps(make: Made, family: str) -> None:
     one, _ = make(family, workers=1, max_tokens=50)
     endless(one)
-    drawn = Manner(temperature=1.3, seed=5, n=3)
-    alone = one.generate(["w7"], max_tokens=4, manner=drawn).result(30)
-    long = one.generate(["w1 w2 w3"], max_tokens=12, manner=Manner(temperature=1.3, seed=1, n=3)).result(30)
+    drawn = WritingOptions(temperature=1.3, seed=5, n=3)
+    alone = one.generate(["w7"], max_tokens=4, options=drawn).result(30)
+    long = one.generate(["w1 w2 w3"], max_tokens=12, options=WritingOptions(temperature=1.3, seed=1, n=3)).result(30)
     stop = (long.texts[1].split()[2],)  # ends at least the second of the three early
     steps = count_steps(one)
     begun, go = threading.Event(), threading.Event()
@@ -405,10 +405,10 @@ def test_drawn_answers_leave_one_by_one_and_others_join_between_their_steps(make
         begun.set()
         assert go.wait(30)
 
-    manner = Manner(temperature=1.3, seed=1, n=3, stop=stop)
-    first = one.generate(["w1 w2 w3"], max_tokens=12, manner=manner, on_token=hear)
+    options = WritingOptions(temperature=1.3, seed=1, n=3, stop=stop)
+    first = one.generate(["w1 w2 w3"], max_tokens=12, options=options, on_token=hear)
     assert begun.wait(30)
-    second = one.generate(["w7"], max_tokens=4, manner=drawn)
+    second = one.generate(["w7"], max_tokens=4, options=drawn)
     while one.depth == 0:
         time.sleep(0.005)
     go.set()

@@ -1,20 +1,12 @@
-import json
-import os
-import shutil
-import socket
-import struct
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 
-from serve.serving import ROWS, TEXTS, K, Ledger, Run, answer, service, told, until
-from serve.web.live import live as serving
-from tanbr.errors import ConfigError, InputError, StateError
+from serve.serving import ROWS, TEXTS, K, Run, answer, service, told, until
+from tanbr.errors import ConfigError, InputError
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.router import Tanbr
@@ -96,33 +88,6 @@ def test_rewards_are_credited_to_the_slot_that_answered_and_each_is_told_once(li
     assert old.reward[6] == pytest.approx((8 * 0.5 + 4 * 1.0) / 12)
 
 
-def test_a_restart_goes_on_with_the_same_router_and_counts_nothing_twice(tmp_path: Path, taught: Path) -> None:
-    accepted = 0
-    kept: list[str] = []
-    for _ in range(3):
-        live = service(tmp_path, taught, router=Ledger())
-        before = live.state()
-        live.start()
-        for _ in range(2):
-            accepted += answer(live, 6)
-            kept += live.submit(TEXTS[:1]).result(30).request_ids
-            live.end_slot()
-        accepted += answer(live, 6)
-        now = live.state()
-        live.stop()
-        assert before.slot < now.slot
-    live = service(tmp_path, taught, router=Ledger())
-    assert (live.state().slot, live.state().merge_version) == (now.slot, now.merge_version)
-    np.testing.assert_array_equal(live.state().blend, now.blend)
-    live.start()
-    accepted += live.feedback([Feedback(i, reward=1.0, task="sentiment") for i in kept]).accepted  # all of other lives
-    for _ in range(3):
-        live.submit(TEXTS[:1]).result(30)
-        live.end_slot()
-    live.stop()
-    assert told(live) == accepted == 3 * 18 + len(kept)
-
-
 def test_tanbr_itself_resumes_bit_for_bit(run: Run, tmp_path: Path, taught: Path) -> None:
     live = run(router=None)
     for _ in range(3):
@@ -141,63 +106,6 @@ def test_tanbr_itself_resumes_bit_for_bit(run: Run, tmp_path: Path, taught: Path
     for name, one in (("before", router), ("after", again)):
         one.save(tmp_path / name)
     assert (tmp_path / "before").read_bytes() == (tmp_path / "after").read_bytes()
-
-
-class Moody(Ledger):
-    """A router that fails when it is told to."""
-
-    failing = ""
-
-    def ask(self, task_mix: Any) -> Any:
-        if Moody.failing == "ask":
-            raise RuntimeError("out of ideas")
-        return super().ask(task_mix)
-
-    def tell(self, *arguments: Any) -> None:
-        super().tell(*arguments)
-        if Moody.failing == "tell":
-            raise ValueError("nothing learned")
-
-
-@pytest.mark.parametrize("where", ["ask", "tell"])
-def test_a_router_that_raises_leaves_the_old_model_answering_and_loses_nothing(run: Run, where: str) -> None:
-    live = run(router=Moody())
-    accepted = answer(live)
-    live.end_slot()
-    accepted += answer(live)
-    version = live.state().merge_version
-    Moody.failing = where
-    live.end_slot()
-    live.end_slot()
-    assert live.state().merge_version == version
-    assert {"ask": "out of ideas", "tell": "nothing learned"}[where] in live.state().alarms[0].text
-    assert live.slots(1)[0].note.startswith("failed:")
-    accepted += answer(live)
-    Moody.failing = ""
-    for _ in range(3):
-        live.end_slot()
-    assert live.state().merge_version > version
-    live.stop()
-    assert told(live) == accepted
-
-
-def test_a_corrupt_expert_file_leaves_the_old_model_answering(run: Run, tmp_path: Path, moe: Moe) -> None:
-    folder = shutil.copytree(moe.path, tmp_path / "model")
-    live = run(tmp_path / "state", checkpoint=folder)
-    before = live.submit(TEXTS[:4]).result(30)
-    file = folder / "model.safetensors"
-    shutil.copy2(file, tmp_path / "kept")
-    with file.open("r+b") as damaged:
-        damaged.seek(200_000)
-        damaged.write(b"\xff" * 50_000)
-    live.end_slot()
-    assert "has changed" in live.state().alarms[0].text
-    np.testing.assert_array_equal(live.submit(TEXTS[:4]).result(30).logits, before.logits)
-    shutil.copy2(tmp_path / "kept", file)
-    stamp = (tmp_path / "kept").stat()
-    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    live.end_slot()
-    assert live.state().merge_version == before.merge_version + 1  # the file is back: merging goes on
 
 
 def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: Service) -> None:
@@ -234,23 +142,6 @@ def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: S
         live.end_slot()
     assert told(live) == accepted
     assert live.state().merge_version > version
-
-
-def test_nan_answers_are_not_given_and_the_blend_is_rolled_back(live: Service) -> None:
-    good = live.submit(TEXTS[:4]).result(30)
-    live.end_slot()
-    bad: Any = live.learning.world.engine.live
-    for name, parameter in bad.backend.model.named_parameters():
-        if name == "bert.encoder.layer.0.output.dense.weight":  # an FFN's: the other buffer has its own
-            parameter.data.fill_(float("nan"))
-    again = live.submit(TEXTS[:4]).result(30)
-    np.testing.assert_array_equal(again.logits, good.logits)
-    assert again.merge_version == good.merge_version
-    until(lambda: "rolled back" in live.learner.slot.note)  # the store knows it a moment earlier
-    assert told(live) > 0  # as a bad reward
-    assert [view.good for view in live.versions() if view.merge_version == bad.version] == [False]
-    live.end_slot()
-    assert np.isfinite(live.submit(TEXTS[:4]).result(30).logits).all()
 
 
 def test_rewards_that_fall_roll_the_blend_back_at_once(live: Service) -> None:
@@ -350,61 +241,3 @@ def test_a_full_queue_says_when_to_come_back_and_stopping_finishes_what_was_acce
     assert all(len(future.result(0).request_ids) == 16 for future in accepted)
     with pytest.raises(Stopping):
         live.submit(TEXTS[:1])
-
-
-def test_low_memory_and_other_tasks(run: Run, tmp_path: Path) -> None:
-    live = run(low_memory=True)
-    before = live.submit(TEXTS[:4]).result(30)
-    live.end_slot()
-    assert not np.array_equal(live.submit(TEXTS[:4]).result(30).logits, before.logits)
-    assert live.state().last_pause_seconds > 0
-    assert live.rollback() == before.merge_version  # merged again from disk
-    np.testing.assert_array_equal(live.submit(TEXTS[:4]).result(30).logits, before.logits)
-    live.stop()
-    with pytest.raises(StateError, match="was made for tasks"):
-        Service(live.engine.moe, tasks=tiny.TASKS[:3], config=live.learning.world.config, state=tmp_path)
-
-
-def test_requests_that_were_reset_take_no_place_from_an_honest_client(tmp_path: Path, taught: Path) -> None:
-    """One address asks for 64 texts and resets, again and again; while the model is busy another one asks for one."""
-    one = service(tmp_path, taught, queue=128)
-    go_on, backend, submit = threading.Event(), one.engine.live.backend, one.submit
-    classify = backend.classify
-    asked: list[Future[Any] | None] = []
-
-    def held(inputs: Any) -> Any:
-        assert go_on.wait(60)
-        return classify(inputs)
-
-    def noted(texts: Any, **named: Any) -> Any:
-        try:
-            future = submit(texts, **named)
-        except Overloaded:
-            asked.append(None)
-            raise
-        asked.append(future)
-        return future
-
-    backend.classify = held  # type: ignore[method-assign]
-    one.submit = noted  # type: ignore[method-assign]
-    body = json.dumps({"inputs": TEXTS[:64]}).encode()
-    head = f"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
-    request = f"{head}content-type: application/json\r\n\r\n".encode() + body
-    statuses = []
-    honest = httpx2.HTTPTransport(local_address="127.0.0.2")
-    with serving(one) as url, httpx2.Client(transport=honest, timeout=60) as http, ThreadPoolExecutor(1) as pool:
-        for _ in range(9):
-            go_on.clear()
-            for _ in range(8):
-                count = len(asked)
-                with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as attack:
-                    attack.sendall(request)
-                    until(lambda count=count: len(asked) > count)  # type: ignore[misc]
-                    attack.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                until(lambda: asked[-1] is None or asked[-1].cancelled())
-            honestly = pool.submit(http.post, f"{url}/v1/classify", json={"inputs": ["an honest text"]})
-            until(lambda count=count: len(asked) > count + 1)  # type: ignore[misc]
-            go_on.set()
-            statuses.append(honestly.result().status_code)
-    assert statuses == [200] * 9  # 0 of 9 refused
-    assert None not in asked  # nor does the attacker fill the queue

@@ -113,8 +113,8 @@ def test_a_stream_is_the_whole_answer_in_pieces(asked: Asked) -> None:
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_an_answer_ends_before_the_first_string_that_stops_it(asked: Asked, sampled: bool) -> None:
-    manners: list[dict[str, Any]] = [{"temperature": 1.4, "seed": seed} for seed in range(40)] if sampled else [{}]
-    asking = ((how, asked.whole(max_tokens=12, **how)) for how in manners)
+    ways: list[dict[str, Any]] = [{"temperature": 1.4, "seed": seed} for seed in range(40)] if sampled else [{}]
+    asking = ((how, asked.whole(max_tokens=12, **how)) for how in ways)
     how, whole = next((how, done) for how, done in asking if len(done.choices[0].text) > 4)
     text = whole.choices[0].text
     stop = text[len(text) // 2 : len(text) // 2 + 3]
@@ -131,7 +131,7 @@ def test_an_answer_ends_before_the_first_string_that_stops_it(asked: Asked, samp
     assert httpx2.post(f"{asked.url}/v1/feedback", json=given).json()["accepted"] == 1
 
 
-def test_a_conversation_is_written_in_the_same_manner(asked: Asked) -> None:
+def test_a_conversation_is_written_in_the_same_way(asked: Asked) -> None:
     messages: list[Any] = [{"role": "user", "content": asked.prompt}]
     how: dict[str, Any] = {"temperature": 1.4, "seed": 6, "n": 2, "max_completion_tokens": 6}
     if asked.kind == "t5":

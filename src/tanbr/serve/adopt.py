@@ -28,7 +28,7 @@ from tanbr.router import Tanbr
 from tanbr.serve.backup import back_up
 from tanbr.serve.journal import pin_text, read_pin, read_slot, read_trust, state_file
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.store import Store, shown, vector
+from tanbr.serve.store import Store, from_half, half, shown, vector
 from tanbr.tasks.rows import Row
 from tanbr.types import FloatArray, Text
 
@@ -192,9 +192,10 @@ class Adoption:
             return np.full(moved.size, 1.0 / moved.size) if shares is None else shares
 
         changes: dict[str, Callable[[Any], Any]] = {
-            "blend": _text(partial(left, experts)), "mix": _text(partial(left, tasks)), "sums": _text(tasks),
+            "blend": _stored(partial(left, experts)), "mix": _stored(partial(left, tasks)), "sums": _stored(tasks),
             "lost": lambda blend: bool(self.lost(vector(blend))),
-            "reward": _text(partial(tasks, fill=np.nan)), "posterior": _blob(tasks.shares), "logits": _blob(logits),
+            "reward": _stored(partial(tasks, fill=np.nan)), "posterior": _stored(tasks.shares, from_half, half),
+            "logits": _stored(logits, from_half, half),
             "task": lambda place: None if place is None else tasks.kept.get(place),
         }  # fmt: skip
         for name, change in changes.items():
@@ -253,22 +254,16 @@ def _versions(store: Store, made_for: MadeFor, config: RewardConfig) -> list[Ver
     return before + sorted(found, key=lambda one: one.number)[-MOST_BLENDS:]
 
 
-def _text(change: Callable[[FloatArray], FloatArray | None]) -> Callable[[str | None], str | None]:
-    """Change a vector as the store writes it."""
+def _stored(
+    change: Callable[[FloatArray], FloatArray | None],
+    read: Callable[[Any], FloatArray] = vector,
+    write: Callable[[FloatArray], str | bytes] = shown,
+) -> Callable[[Any], Any]:
+    """Change a vector as the store holds it."""
 
-    def changed(text: str | None) -> str | None:
-        values = None if text is None else change(vector(text))
-        return None if values is None else shown(values)
-
-    return changed
-
-
-def _blob(change: Callable[[FloatArray], FloatArray | None]) -> Callable[[bytes | None], bytes | None]:
-    """Change a vector in half the digits."""
-
-    def changed(blob: bytes | None) -> bytes | None:
-        values = None if blob is None else change(np.frombuffer(blob, dtype=np.float32).astype(np.float64))
-        return None if values is None else values.astype(np.float32).tobytes()
+    def changed(held: Any) -> Any:
+        values = None if held is None else change(read(held))
+        return None if values is None else write(values)
 
     return changed
 

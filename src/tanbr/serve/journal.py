@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from tanbr.errors import InputError, StateError
+from tanbr.errors import StateError
 from tanbr.loop.choose import Pin
 from tanbr.loop.guard import Guard
 from tanbr.loop.holdback import WINDOW, Toss
@@ -18,7 +18,7 @@ from tanbr.loop.rewards import Tally, Trust
 from tanbr.loop.slot import Reason, Slot, Turn, Version
 from tanbr.loop.turn import Learner, MixSource, Rules
 from tanbr.serve.records import PracticeView
-from tanbr.serve.store import Store, StoreReader, shown
+from tanbr.serve.store import Store, StoreReader, reading, shown
 from tanbr.types import Decision, Router, as_blend, as_task_mix
 
 STATES = ("router", "monitor")
@@ -113,11 +113,9 @@ def pin_text(pin: Pin) -> str:
 
 def read_pin(store: Store) -> Pin | None:
     """Read an operator's wish back."""
-    try:
+    with reading(store.folder):
         pinned = json.loads(store.meta("pinned") or "null")
         return None if pinned is None else Pin(np.array(pinned["blend"], dtype=float), int(pinned["version"]))
-    except (ValueError, TypeError, KeyError) as error:
-        raise StateError(f"{store.folder} is damaged ({error}); restore it from a copy") from None
 
 
 def read_learner(
@@ -126,7 +124,7 @@ def read_learner(
     """Read the value back: slots that the router was not told of, the newest open; states of a killed process go."""
     waiting = getattr(router, "open", ())
     *settling, slot = (read_slot(row, experts=experts, tasks=tasks, decisions=waiting) for row in store.untold())
-    try:
+    with reading(store.folder):
         learner = Learner(
             rules, router, monitor, slot, Guard.from_json(store.meta("guard"), tasks=tasks), read_trust(store),
             slot.task_mix,
@@ -140,8 +138,6 @@ def read_learner(
             pin=read_pin(store),
             tosses=tuple(read_tosses(store.slots(limit=WINDOW + 1))),
         )  # fmt: skip
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StateError(f"{store.folder} is damaged ({error}); restore it from a copy") from None
     named = {store.meta(name) for name in STATES}
     for file in (file for name in STATES for file in store.folder.glob(f"{name}-*.state")):
         if file.name not in named:
@@ -151,30 +147,26 @@ def read_learner(
 
 def read_trust(store: Store) -> Trust:
     """Read back what is known of the clients."""
-    try:
+    with reading(store.folder):
         return Trust(**json.loads(store.meta("trust") or "{}"))
-    except (ValueError, TypeError) as error:
-        raise StateError(f"{store.folder} is damaged ({error}); restore it from a copy") from None
 
 
 def read_practice(store: StoreReader, *, experts: int, tasks: int) -> PracticeView | None:
     """Read what practice had found; None if nothing was."""
-    try:
+    with reading(store.folder):
         found = FOUND.validate_json(store.meta("practice") or "null")
         if found is not None:
             worth = [len(values) for one in found.tasks if one.rows for values in (one.rewards, one.errors)]
-            named = [one.expert for one in found.tasks if one.expert is not None]
+            named = {one.expert for one in found.tasks} - {None}
             sizes = {*worth, *(len(one.blend) for one in found.tried)} - {experts}
-            if sizes or len(found.tasks) != tasks or not set(named) <= set(range(experts)):
-                raise ValueError
-    except (ValueError, TypeError):
-        raise StateError(f"{store.folder} is damaged (what practice found); restore it from a copy") from None
-    return found
+            if sizes or len(found.tasks) != tasks or not named <= set(range(experts)):
+                raise ValueError("what practice found is of other experts or tasks")
+        return found
 
 
 def read_slot(row: dict[str, Any], *, experts: int, tasks: int, decisions: Iterable[Decision] = ()) -> Slot:
     """Make a slot of its row in the store; its decision is one of the `decisions` that the router still waits for."""
-    try:
+    with reading(f"the store's slot {row['slot']!r}"):
         models = row["models"]
         if not models:
             raise ValueError("it has no model")
@@ -190,8 +182,6 @@ def read_slot(row: dict[str, Any], *, experts: int, tasks: int, decisions: Itera
             None if row["estimate"] is None else as_task_mix(row["estimate"], tasks=tasks),
             row["chance"],
         )
-    except (InputError, ValueError, TypeError) as error:
-        raise StateError(f"the store's slot {row['slot']!r} is damaged ({error}); restore it from a copy") from None
 
 
 def read_tosses(rows: Sequence[dict[str, Any]]) -> list[Toss]:

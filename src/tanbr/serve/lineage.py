@@ -13,7 +13,7 @@ from tanbr.errors import StateError
 from tanbr.merge import Moe
 from tanbr.merge.export import public_name
 from tanbr.merge.sources.heads import labels_of
-from tanbr.serve.store import FILE, Store, StoreReader, peek
+from tanbr.serve.store import FILE, Store, StoreReader, peek, reading
 from tanbr.tasks.card import read_card
 
 SAMPLES, BLOCK = 256, 4096  # blocks of a file, and their bytes, that tell checkpoints apart
@@ -83,10 +83,8 @@ def read_made_for(store: StoreReader) -> MadeFor | None:
     text = store.meta("made_for")
     if text is None:
         return None
-    try:
+    with reading(store.folder):
         return TypeAdapter(MadeFor).validate_json(text)
-    except ValueError:
-        raise StateError(f"{store.folder} does not say what it was made for; restore it from a copy") from None
 
 
 def method_of(folder: Path) -> str | None:

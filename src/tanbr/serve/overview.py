@@ -85,13 +85,10 @@ def _by_practice(blends: FloatArray, found: PracticeView) -> str:
 
     A panel's models are tried on some requests of all tasks, which they would not be sent.
     """
-    tried, decided = (
-        np.array([one.blend for one in found.tried]),
-        f"practice decided, after {found.exercises} exercises",
-    )
+    decided = f"practice decided, after {found.exercises} exercises"
     if len(blends) > 1:
         return f"{decided} on logged requests: these {len(blends)} models together may earn most for the mix"
-    away = np.abs(tried - blends[0]).sum(axis=1)
+    away = np.abs(np.array([one.blend for one in found.tried]) - blends[0]).sum(axis=1)
     one, what = found.tried[int(away.argmin())], "this blend" if away.min() < 0.01 else "the nearest blend tried"
     gain = f"{100 * one.gain:+.1f} ± {100 * one.error:.1f} points"
     return f"{decided}: {what} ({one.why}) gained {gain} over the even blend on {one.rows} logged requests"
@@ -191,7 +188,7 @@ def state_now(
         uptime=uptime,
         models=models,
         exploration=view.account,
-        gain=None if learner.gain is None else GainView(str(learner.gain), *vars(learner.gain).values()),
+        gain=None if learner.gain is None else GainView(**vars(learner.gain)),
         practice=practice_view(learner, view.kept),
     )
 

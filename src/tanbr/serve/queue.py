@@ -36,7 +36,7 @@ from tanbr.serve.messages import Broken, Outbox
 from tanbr.serve.panel import Lineup, Live
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
 from tanbr.serve.relay import Call, Passage
-from tanbr.serve.sampling import Manner
+from tanbr.serve.sampling import WritingOptions
 from tanbr.serve.writing import WrittenBatch
 from tanbr.tasks.rows import Task
 from tanbr.types import Text
@@ -120,11 +120,11 @@ class Queue:
         prompts: Sequence[str],
         *,
         max_tokens: int | None = None,
-        manner: Manner = Manner(),  # noqa: B008 - it is frozen
+        options: WritingOptions = WritingOptions(),  # noqa: B008 - it is frozen
         on_token: OnToken | None = None,
         task: str | None = None,
     ) -> "Future[Generated]":
-        """Write `manner.n` answers to each prompt, those of the first prompt first; quick, never blocks.
+        """Write `options.n` answers to each prompt, those of the first prompt first; quick, never blocks.
 
         `on_token` is called with each piece of text as it is made, from a worker's thread. Once the future is
         cancelled, no further token is written for it. Raises and fails as `submit` does.
@@ -135,11 +135,11 @@ class Queue:
         self.room.check(max_tokens)
         return self._accept(
             Job(
-                [prompt for prompt in prompts for _ in range(manner.n)],
+                [prompt for prompt in prompts for _ in range(options.n)],
                 max_tokens=max_tokens,
                 on_token=on_token,
-                sampling=manner.samplings(len(prompts), chance=secrets.randbits(63)),
-                stop=manner.stop,
+                sampling=options.samplings(len(prompts), chance=secrets.randbits(63)),
+                stop=options.stop,
                 named=named_tasks(self.tasks, task),
             )
         )

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, GetPydanticSchema, WithJsonSchema, compu
 from pydantic_core import core_schema
 
 from tanbr.errors import TanbrError
+from tanbr.loop.holdback import Gain
 from tanbr.loop.slot import Phase as Phase
 from tanbr.loop.slot import Reason as Reason
 from tanbr.types import Account, FloatArray, SlotRecord, to_jsonable
@@ -301,23 +302,21 @@ class PracticeView(Shown):
 
 
 @dataclass(frozen=True, eq=False)
-class GainView(Shown):
-    """What learning is worth: each slot that was held back, which served the start blend, beside those around it."""
+class GainView(Gain, Shown):
+    """What learning is worth: each slot that was held back, which served the start blend, beside those around it.
 
-    sentence: str
-    since: int
-    """Slot."""
-    slots: int
-    """With rewards, of both kinds."""
-    held: int
-    """Of them, held back."""
-    total: float
-    """Reward of a request beyond that of the start blend."""
-    error: float
-    """Half of the interval around it (95%)."""
+    `slots` with rewards, `held` of them held back; `total` is the reward of a request beyond that of the start blend,
+    `error` half of the interval around it (95%). `tasks` are null where a task was not seen in both kinds of slots.
+    """
+
     tasks: NumbersOrNaN  # (V,)
-    """The same for each task; null where a task was not seen in both kinds of slots."""
     errors: NumbersOrNaN  # (V,)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def sentence(self) -> str:
+        """The same in words."""
+        return str(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,10 +3,6 @@
 import hashlib
 from dataclasses import dataclass
 
-from tanbr.errors import InputError
-
-MOST_STOPS = 4  # strings that may end an answer, as OpenAI's API has it
-HOTTEST = 2.0  # temperature, likewise
 COLDEST = 1e-5  # below it, all words but the most probable have no chance in float64: greedy
 
 
@@ -20,8 +16,8 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Manner:
-    """What a client asks for all answers of one request; greedy by default."""
+class WritingOptions:
+    """What a client asks for all answers of one request, within the web's limits; greedy by default."""
 
     temperature: float = 0.0  # what the logits are divided by; 0: the most probable word each time
     top_p: float = 1.0  # words are drawn from the smallest set that has this much of the probability
@@ -29,28 +25,13 @@ class Manner:
     n: int = 1  # answers to each prompt; greedy ones are all the same
     stop: tuple[str, ...] = ()  # strings before the first of which an answer ends
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= HOTTEST:
-            raise InputError(f"temperature must be 0..{HOTTEST:g} (got {self.temperature})")
-        if not 0 <= self.top_p <= 1:
-            raise InputError(f"top_p must be 0..1 (got {self.top_p})")
-        if self.n < 1:
-            raise InputError(f"n must be at least 1 (got {self.n})")
-        if len(self.stop) > MOST_STOPS or not all(self.stop):
-            raise InputError(f"stop must be at most {MOST_STOPS} strings, none of them empty (got {len(self.stop)})")
-
-    @property
-    def greedy(self) -> bool:
-        """Whether nothing is left to chance."""
-        return self.temperature < COLDEST or self.top_p == 0
-
     def samplings(self, prompts: int, *, chance: int) -> tuple[Sampling | None, ...]:
         """Say how each of n answers to each prompt is drawn, (prompts · n,); None where it is greedy.
 
         The seed is the client's, or `chance` if there is none. Every answer to a prompt has its own seed. With a
         client's seed, the seeds do not depend on the other prompts; without one, they differ from prompt to prompt.
         """
-        if self.greedy:
+        if self.temperature < COLDEST or self.top_p == 0:
             return (None,) * (prompts * self.n)
         return tuple(
             Sampling(self.temperature, self.top_p, _hashed(*base, answer))

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,6 @@ from tanbr.serve.records import (
     ClientView,
     Feedback,
     Observer,
-    Outcome,
     Receipt,
     ServiceError,
     ServiceInfo,
@@ -200,6 +199,7 @@ class Service(Queue):
                 )  # fmt: skip
             store.set_meta("origin", json.dumps(moe.source.origin))
             self.learning = LearnerThread(world, alarms=alarms, opened=lambda: self.look_again())
+            self._answers_of = answers.logits_of
             self.practising = None
             if space is not None and practises:
                 self.practising = PracticeThread(
@@ -210,7 +210,7 @@ class Service(Queue):
                 engine, self.ids, tasks=tasks, config=config, outbox=self.learning, observer=observer,
                 slot_room=self.learning.room,
             )  # fmt: skip
-            self._info = describe(moe, self, config=config, tasks=names, expert_names=expert_names)
+            self.info: ServiceInfo = describe(moe, self, config=config, tasks=names, expert_names=expert_names)
             undo.pop_all()
         self._started = time.monotonic()
         self._ready = False
@@ -260,11 +260,6 @@ class Service(Queue):
         return self._ready and self.engine.available
 
     @property
-    def info(self) -> ServiceInfo:
-        """What is served."""
-        return self._info
-
-    @property
     def client_secret(self) -> bytes:
         """What clients' keys are made with, the same after a restart and at every replica."""
         return hashlib.blake2b(self.store.key, person=b"clients", digest_size=16).digest()
@@ -277,53 +272,46 @@ class Service(Queue):
         """
         for item in items:
             self._check(item)
-        keys = [self._known(item) for item in items]
-        answered = self._answered(items)
-        rows = {
-            place: self._row(key, item, answered.get(key), client)
-            for place, (key, item) in enumerate(zip(keys, items, strict=True))
-            if key is not None and (item.label is None or key in answered)
-        }
-        outcomes: list[Outcome] = ["unknown"] * len(items)
+        answered = self._answers_of(self._labelled(items))
+        rows = [self._row(item, answered, client) for item in items]
+        kept = [row for row in rows if row is not None]
         try:
-            taken = self.store.add_feedback(list(rows.values())) if rows else []
+            taken = iter(self.store.add_feedback(kept) if kept else ())
         except ServiceError as error:
             self._observer.feedback("refused", len(items))
             if not self._refuses:  # a full disk may refuse thousands
                 self.learning.alarms(f"feedback is refused: {error}")
             self._refuses = True
             raise
-        self._refuses = self._refuses and not rows
-        for place, outcome in zip(rows, taken, strict=True):
-            outcomes[place] = outcome
-        for outcome, count in Counter(outcomes).items():
+        self._refuses = self._refuses and not kept
+        receipt = Receipt(tuple("unknown" if row is None else next(taken) for row in rows))
+        for outcome, count in Counter(receipt.outcomes).items():
             self._observer.feedback(outcome, count)
-        return Receipt(tuple(outcomes))
+        return receipt
 
     def awaits_answers(self, items: Sequence[Feedback]) -> bool:
         """Whether labels came for requests of ours whose answers a replica elsewhere has not yet told."""
-        labelled = {self._known(item) for item in items if item.label is not None} - {None}
-        return len(labelled) > len(self._answered(items))
+        labelled = self._labelled(items)
+        return len(labelled) > len(self._answers_of(labelled))
 
     def _known(self, item: Feedback) -> bytes | None:
         """The raw id of a request that this server answered in one of the slots that it keeps."""
         raw = self.ids.read(item.request_id)
         return raw if raw is not None and slot_of(raw) >= self.store.oldest else None
 
-    def _answered(self, items: Sequence[Feedback]) -> dict[bytes, FloatArray]:
-        """Look up the logits (columns,) of requests that are labelled, as far as they are known."""
-        keys = {self._known(item) for item in items if item.label is not None}
-        return self.learning.world.answers.logits_of([key for key in keys if key is not None])
+    def _labelled(self, items: Sequence[Feedback]) -> list[bytes]:
+        """The raw ids of requests whose labels came, each once."""
+        return list({key for item in items if item.label is not None and (key := self._known(item)) is not None})
 
-    def _row(self, key: bytes, item: Feedback, logits: FloatArray | None, client: str) -> FeedbackRow:
-        task = None if item.task is None else self.info.tasks.index(item.task)
-        if self._scored is None or item.task is None or item.label is None or logits is None:
+    def _row(self, item: Feedback, answered: Mapping[bytes, FloatArray], client: str) -> FeedbackRow | None:
+        """Score one piece by what was answered, logits (columns,); None if its request is not known."""
+        key, task = self._known(item), None if item.task is None else self.info.tasks.index(item.task)
+        if key is None or (item.label is not None and key not in answered):
+            return None
+        if self._scored is None or item.task is None or item.label is None:
             return FeedbackRow(key, "feedback", task, float(item.reward or 0.0), client)
-        number, reward = (
-            self._scored.number_of(item.task, item.label),
-            self._scored.score(item.task, item.label, logits),
-        )
-        return FeedbackRow(key, "labels", task, reward, client, number)
+        reward = self._scored.score(item.task, item.label, answered[key])
+        return FeedbackRow(key, "labels", task, reward, client, self._scored.number_of(item.task, item.label))
 
     def _check(self, item: Feedback) -> None:
         if item.task is not None and item.task not in self.info.tasks:

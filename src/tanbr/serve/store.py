@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.errors import StateError
+from tanbr.errors import InputError, StateError
 from tanbr.loop.rewards import Given
 from tanbr.serve.ids import EPOCH_BYTES, KEY_BYTES, MOST_EPOCHS, Epoch, place_of, slot_of
 from tanbr.serve.records import Outcome, ServiceError
-from tanbr.types import FloatArray, to_jsonable
+from tanbr.types import FloatArray, frozen, to_jsonable
 
 FILE = "store.sqlite3"
 LOCK = "lock"
@@ -113,23 +113,31 @@ def shown(values: FloatArray) -> str:
 
 def vector(text: bytes | str) -> FloatArray:
     """Read a vector back."""
+    with reading("the store"):
+        return frozen([np.nan if value is None else value for value in json.loads(text)])
+
+
+def half(values: FloatArray) -> bytes:
+    """Write a vector in half the digits."""
+    return values.astype(np.float32).tobytes()
+
+
+def from_half(blob: bytes) -> FloatArray:
+    """Read it back."""
+    return np.frombuffer(blob, dtype=np.float32).astype(np.float64)
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Say of whatever a block cannot make sense of that it is damaged."""
     try:
-        values = np.array([np.nan if value is None else value for value in json.loads(text)], dtype=np.float64)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise StateError(
-            f"the store holds {str(text)[:40]!r} where a vector belongs ({error}); restore it from a copy"
-        ) from None
-    values.setflags(write=False)
-    return values
+        yield
+    except (InputError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise StateError(f"{what} is damaged ({error}); restore it from a copy") from None
 
 
 sqlite3.register_converter("VECTOR", vector)
-sqlite3.register_converter("FLOATS", lambda blob: np.frombuffer(blob, dtype=np.float32).astype(np.float64))
-
-
-def _half(values: FloatArray | None) -> bytes | None:
-    """Write a vector in half the digits."""
-    return None if values is None else values.astype(np.float32).tobytes()
+sqlite3.register_converter("FLOATS", from_half)
 
 
 class StoreReader:
@@ -292,11 +300,8 @@ class Store(StoreReader):
 
     def begin_epoch(self, slot: int) -> list[Epoch]:
         """Note that a server starts at an open slot; all starts whose request ids are known, this one last."""
-        try:
-            saved = json.loads(self.meta("epochs") or "[]")
-            known = [Epoch(bytes.fromhex(name), int(first)) for name, first in saved]
-        except (ValueError, TypeError, RecursionError) as error:
-            raise StateError(f"{self.folder} holds no list of epochs ({error}); restore it from a copy") from None
+        with reading(self.folder):
+            known = [Epoch(bytes.fromhex(name), int(first)) for name, first in json.loads(self.meta("epochs") or "[]")]
         epochs = [*known, Epoch(os.urandom(EPOCH_BYTES), slot)][-MOST_EPOCHS:]
         self.set_meta("epochs", json.dumps([[epoch.name.hex(), epoch.first] for epoch in epochs]))
         return epochs
@@ -305,7 +310,9 @@ class Store(StoreReader):
 
     def add_requests(self, rows: Sequence[RequestRow]) -> None:
         """Remember answered requests, and count them for the models and versions that answered."""
-        values = [(row.id, _half(row.posterior), _half(row.logits), row.novel) for row in rows]
+        values = [
+            (row.id, half(row.posterior), None if row.logits is None else half(row.logits), row.novel) for row in rows
+        ]
         counts = Counter((slot_of(row.id), place_of(row.id)) for row in rows)
         with self.transaction() as write:
             write.executemany("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?)", values)

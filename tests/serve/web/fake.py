@@ -30,7 +30,7 @@ from tanbr.serve.records import (  # fmt: skip
     VersionView,
     Why,
 )  # fmt: skip
-from tanbr.serve.sampling import Manner
+from tanbr.serve.sampling import WritingOptions
 from tanbr.types import Text, as_blend
 
 TASKS = ("mood", "topic", "likeness")
@@ -134,7 +134,7 @@ class FakeService:
         prompts: Sequence[str],
         *,
         max_tokens: int | None = None,
-        manner: Manner = Manner(),  # noqa: B008 - it is frozen
+        options: WritingOptions = WritingOptions(),  # noqa: B008 - it is frozen
         on_token: OnToken | None = None,
         task: str | None = None,
     ) -> "Future[Generated]":
@@ -146,8 +146,8 @@ class FakeService:
         self.calls.append(("generate", list(prompts), max_tokens))
         future: Future[Generated] = Future()
         self.futures.append(future)
-        prompts = [prompt for prompt in prompts for _ in range(manner.n)]
-        self.manner = manner
+        prompts = [prompt for prompt in prompts for _ in range(options.n)]
+        self.options = options
         written = [prompt.upper().split()[: max_tokens or 16] for prompt in prompts]
         texts = tuple(" ".join(words) for words in written)
 

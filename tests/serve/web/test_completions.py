@@ -10,7 +10,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from serve.web.fake import LONGEST, FakeService
 from serve.web.live import BOTH, TOKEN, client, live, refusal, wait_for
-from tanbr.serve.sampling import Manner
+from tanbr.serve.sampling import WritingOptions
 from tanbr.serve.web import completions
 from tanbr.serve.web.completions import NOT_DONE, NOT_KEPT
 from tanbr.serve.web.refusals import allows
@@ -43,40 +43,6 @@ def ai(url: str) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_openais_client_completes(ai: openai.OpenAI, http: httpx2.Client) -> None:
-    model = ai.models.list().data[0].id
-    assert ai.models.retrieve(model).id == model == "fake"
-    done = ai.completions.create(model=model, prompt=["say it", "twice or more"], max_tokens=2, temperature=0)
-    texts = [(choice.text, choice.finish_reason) for choice in done.choices]
-    assert texts == [("SAY IT", "length"), ("TWICE OR", "length")]
-    assert done.object == "text_completion"
-    assert done.usage is not None
-    assert done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens
-    assert done.model_extra is not None
-    assert done.model_extra["merge_version"] == 3
-    names = [(choice.model_extra or {})["request_id"] for choice in done.choices]
-    sent = http.post("/v1/feedback", json={"feedback": [{"request_id": name, "reward": 1} for name in names]})
-    assert sent.json()["accepted"] == 2
-
-
-def test_openais_client_streams(ai: openai.OpenAI) -> None:
-    chunks = list(
-        ai.completions.create(
-            model="fake", prompt=["one by one", "two"], stream=True, stream_options={"include_usage": True}
-        )
-    )
-    texts = ["", ""]
-    for chunk in chunks:
-        for choice in chunk.choices:
-            texts[choice.index] += choice.text
-    assert texts == ["ONE BY ONE", "TWO"]
-    assert [choice.finish_reason for chunk in chunks[-3:-1] for choice in chunk.choices] == ["stop", "stop"]
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == 4
-    assert len({chunk.id for chunk in chunks}) == 1
-
-
 def test_openais_client_chats(ai: openai.OpenAI) -> None:
     done = ai.chat.completions.create(model="fake", messages=MESSAGES, max_completion_tokens=3)
     (choice,) = done.choices
@@ -99,14 +65,14 @@ def test_what_is_said_of_the_writing_reaches_the_service(ai: openai.OpenAI, serv
     done = ai.completions.create(
         model="fake", prompt="say it", temperature=0.7, top_p=0.5, seed=-3, n=2, stop=["\n", "END"], max_tokens=1
     )
-    assert service.manner == Manner(temperature=0.7, top_p=0.5, seed=-3, n=2, stop=("\n", "END"))
+    assert service.options == WritingOptions(temperature=0.7, top_p=0.5, seed=-3, n=2, stop=("\n", "END"))
     assert [(choice.index, choice.text) for choice in done.choices] == [(0, "SAY"), (1, "SAY")]
     assert done.usage is not None
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (1, 2)  # a prompt counts once
     ai.completions.create(model="fake", prompt="say it", stop="END")
-    assert service.manner == Manner(stop=("END",))
+    assert service.options == WritingOptions(stop=("END",))
     ai.completions.create(model="fake", prompt="say it", temperature=None, top_p=None, n=None, stop=None, seed=None)
-    assert service.manner == Manner()
+    assert service.options == WritingOptions()
     chunks = list(
         ai.chat.completions.create(
             model="fake", messages=MESSAGES, n=2, temperature=2, stream=True, stream_options={"include_usage": True}
@@ -238,11 +204,6 @@ def test_openais_client_understands_refusals(
     for stream in (False, True):
         with pytest.raises(openai.InternalServerError, match="no answer within"):
             ai.completions.create(model="fake", prompt="a", stream=stream)
-
-
-def test_a_model_that_writes_does_not_classify(http: httpx2.Client) -> None:
-    answer = http.post("/v1/classify", json={"inputs": ["a"]})
-    assert (answer.status_code, refusal(answer)) == (404, "the model here writes: use /v1/completions")
 
 
 def test_a_client_that_leaves_a_stream_cancels_it() -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,31 +15,42 @@ COLOURS = """id => [...document.querySelectorAll(`#${id} .legend li`)].map(
 FILLS = "shapes => shapes.map(shape => getComputedStyle(shape).fill)"
 
 
-def opened(
-    browser: Browser, url: str, *, width: int, scheme: str, problems: list[str], more: dict[str, Any] | None = None
-) -> Page:
-    """Open the page; `more` is added to what the server says of its state."""
+Open = Callable[..., AbstractContextManager[Page]]  # the fixture `opened`
 
-    def add(route: Route) -> None:
-        answer = route.fetch()
-        route.fulfill(response=answer, json=answer.json() | more)
 
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text) if "Content Security" in message.text else None)
-    page.on("request", lambda request: None if request.url.startswith(url) else problems.append(request.url))
-    if more is not None:
-        page.route("**/v1/state", add)
-    page.goto(url)
-    return page
+@pytest.fixture
+def opened(browser: Browser) -> Open:
+    """Open the page of a server; in the end it must have had no error, and have asked nobody else for anything."""
+
+    @contextmanager
+    def made(
+        url: str, *, width: int = 1280, scheme: Any = "light", more: dict[str, Any] | None = None
+    ) -> Iterator[Page]:
+        def add(route: Route) -> None:  # `more`, to what the server says of its state
+            answer = route.fetch()
+            route.fulfill(response=answer, json=answer.json() | (more or {}))
+
+        problems = list[str]()
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: problems.append(said.text) if "Content Security" in said.text else None)
+        page.on("request", lambda request: None if request.url.startswith(url) else problems.append(request.url))
+        if more is not None:
+            page.route("**/v1/state", add)
+        page.goto(url)
+        yield page
+        page.close()
+        assert not problems
+
+    return made
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")], ids=["phone", "desktop"])
-def test_the_page_shows_the_server(browser: Browser, width: int, scheme: str) -> None:
-    service, problems = FakeService(), list[str]()
-    with live(service) as url, client(url) as http:
+def test_the_page_shows_the_server(opened: Open, width: int, scheme: str) -> None:
+    service = FakeService()
+    with live(service) as url, client(url) as http, opened(url, width=width, scheme=scheme) as page:
         http.post("/v1/classify", json={"inputs": ["a", "b"]})
-        page = opened(browser, url, width=width, scheme=scheme, problems=problems)
+        page.reload()
         expect(page.locator("#status")).to_have_text("live")
         expect(page).to_have_title("tanbr · fake")
         expect(page.locator("#slot")).to_have_text("30")
@@ -64,16 +77,13 @@ def test_the_page_shows_the_server(browser: Browser, width: int, scheme: str) ->
         expect(page.locator("#mix .tip")).to_contain_text("slot")
         service.version = 2
         expect(page.locator("#version")).to_have_text("2")  # it follows by itself
-        page.close()
-    assert not problems
 
 
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
-def test_the_page_shows_which_model_serves_what(browser: Browser, width: int) -> None:
-    service, problems = FakeService(), list[str]()
+def test_the_page_shows_which_model_serves_what(opened: Open, width: int) -> None:
+    service = FakeService()
     service.models = 2
-    with live(service) as url:
-        page = opened(browser, url, width=width, scheme="light", problems=problems)
+    with live(service) as url, opened(url, width=width) as page:
         expect(page.locator("#version")).to_have_text("3, 2")
         rows = page.locator("#panel tbody tr")
         expect(rows).to_have_count(2)
@@ -81,16 +91,13 @@ def test_the_page_shows_which_model_serves_what(browser: Browser, width: int) ->
         expect(rows.last).to_contain_text("50% (50% expected)")
         expect(page.locator("#versions tr.served")).to_have_count(2)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        page.close()
-    assert not problems
 
 
-def test_a_task_and_its_expert_have_one_colour_and_one_place(browser: Browser) -> None:
-    service, problems = FakeService(), list[str]()
+def test_a_task_and_its_expert_have_one_colour_and_one_place(opened: Open) -> None:
+    service = FakeService()
     names = ("expert 1", "likeness", "mood", "topic")  # in another order than the tasks
     service.info = replace(service.info, expert_names=names)
-    with live(service) as url, client(url) as http:
-        page = opened(browser, url, width=1280, scheme="light", problems=problems)
+    with live(service) as url, client(url) as http, opened(url) as page:
         expect(page.locator("#status")).to_have_text("live")
         mix, blend = (page.evaluate(COLOURS, figure) for figure in ("mix", "blend"))
         assert [name for name, _ in blend] == [*TASKS, "expert 1"]
@@ -101,36 +108,29 @@ def test_a_task_and_its_expert_have_one_colour_and_one_place(browser: Browser) -
             shown = {name for name, share in zip(names, version["blend"], strict=True) if share > 0}
             bar = page.locator("#versions tbody tr").nth(row).locator("rect")
             assert bar.evaluate_all(FILLS) == [colour for name, colour in blend if name in shown]
-        page.close()
-    assert not problems
 
 
-def test_a_new_panel_shows_its_only_slot_and_from_how_many_experts_it_saves_memory(browser: Browser) -> None:
-    service, problems = FakeService(slots=1), list[str]()
+def test_a_new_panel_shows_its_only_slot_and_from_how_many_experts_it_saves_memory(opened: Open) -> None:
+    service = FakeService(slots=1)
     service.version = 0
     service.info = replace(
         service.info, models=3, loaded_bytes=3 * 91 * 10**6, spare_bytes=91 * 10**6, full_bytes=364 * 10**6
     )
-    with live(service) as url:
-        page = opened(browser, url, width=1280, scheme="light", problems=problems)
+    with live(service) as url, opened(url) as page:
         expect(page.locator("#memory")).to_have_text("273 MB")
         expect(page.locator("#mix path.area").first).to_be_visible()  # it has an extent
         expect(page.locator("#memory-more")).to_have_text("+ 91 MB spare; un‑merged 364 MB; saves from 5 experts on")
-        page.close()
-    assert not problems
 
 
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
-def test_the_self_check_is_a_table(browser: Browser, width: int) -> None:
+def test_the_self_check_is_a_table(opened: Open, width: int) -> None:
     ways = [
         {"method": "average", "models": 1, "rewards": [0.4, 0.6, 0.2], "bytes": 91_000_000},
         {"method": "regression", "models": 2, "rewards": [0.8, 0.72, 0.81], "bytes": 182_000_000},
     ]
     check = {"tasks": TASKS, "rows": 192, "alone": [0.8, 0.8, 0.8], "alone_bytes": 273_000_000, "ways": ways}
     check |= {"taken": {"method": "regression", "models": 2}, "advice": "give --memory for more models"}
-    problems = list[str]()
-    with live(FakeService()) as url:
-        page = opened(browser, url, width=width, scheme="dark", problems=problems, more={"check": check})
+    with live(FakeService()) as url, opened(url, width=width, scheme="dark", more={"check": check}) as page:
         rows = page.locator("#check tbody tr")
         expect(rows).to_have_text([
             "experts alone, told the task273 MB0.800100%",
@@ -140,27 +140,24 @@ def test_the_self_check_is_a_table(browser: Browser, width: int) -> None:
         expect(page.locator("#advice")).to_have_text("give --memory for more models")
         expect(page.locator("#check-more")).to_contain_text("192 rows")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        page.close()
-    assert not problems
 
 
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
-def test_practice_is_a_table_of_experts_and_bars_of_gains(browser: Browser, width: int) -> None:
+def test_practice_is_a_table_of_experts_and_bars_of_gains(opened: Open, width: int) -> None:
     def worth(rows: int, expert: int | None, *rewards: float) -> dict[str, Any]:
         return {"rows": rows, "logged": 90, "expert": expert, "rewards": rewards, "errors": [0.05] * len(rewards)}
 
     def tried(why: str, gain: float, *blend: float) -> dict[str, Any]:
         return {"slot": 7, "blend": [*blend, *[0.0] * 26], "why": why, "rows": 96, "gain": gain, "error": 0.012}
 
-    service, problems = FakeService(), list[str]()
+    service = FakeService()
     names = (*service.info.expert_names, *(f"expert {k}" for k in range(5, 31)))  # thirty of them
     service.info = replace(service.info, expert_names=names)
     tasks = [worth(48, 0, 0.91, *[0.3] * 29), worth(12, 3, *[0.2] * 3, 0.7, *[0.1] * 26), worth(0, None)]
     last = [tried("what would be served", 0.031, 0.5, 0.5, 0, 0), tried("an expert alone", -0.2, 0, 0, 0, 1)]
     more = {"practice": {"exercises": 37, "tasks": tasks, "tried": last}}
     more |= {"gain": {"sentence": "learning is worth +1.8 ± 0.6 points since slot 120"}}
-    with live(service) as url:
-        page = opened(browser, url, width=width, scheme="light", problems=problems, more=more)
+    with live(service) as url, opened(url, width=width, more=more) as page:
         rows = page.locator("#worth tbody tr")
         expect(rows).to_have_count(3)
         expect(rows.nth(0).locator("td.own")).to_have_text("0.91 ± 0.05")
@@ -178,32 +175,25 @@ def test_practice_is_a_table_of_experts_and_bars_of_gains(browser: Browser, widt
         assert lost["x"] + lost["width"] == pytest.approx(won["x"], abs=0.5)  # both begin at zero
         expect(page.locator("#gain")).to_have_text("Learning is worth +1.8 ± 0.6 points since slot 120.")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        page.close()
-        page = opened(browser, url, width=width, scheme="dark", problems=problems)
+    with live(service) as url, opened(url, width=width, scheme="dark") as page:
         expect(page.locator("#status")).to_have_text("live")
         for view in ("#worth", "#tried", "#gain"):  # nothing is practised, nothing held back
             expect(page.locator(view)).to_be_hidden()
-        page.close()
-    assert not problems
 
 
-def test_there_are_no_buttons_where_administration_is_off(browser: Browser) -> None:
-    service, problems = FakeService(), list[str]()
+def test_there_are_no_buttons_where_administration_is_off(opened: Open) -> None:
+    service = FakeService()
     service.pinned = True
-    with live(service, tokens=Tokens()) as url:
-        page = opened(browser, url, width=1280, scheme="light", problems=problems)
+    with live(service, tokens=Tokens()) as url, opened(url) as page:
         expect(page.locator("#status")).to_have_text("pinned")
         expect(page.locator("#versions tbody tr")).to_have_count(4)
         expect(page.locator("button:visible")).to_have_count(0)
         expect(page.locator("#steering")).to_contain_text("administration is off")
-        page.close()
-    assert not problems
 
 
-def test_an_operator_rolls_back_with_the_token(browser: Browser) -> None:
-    service, problems = FakeService(), list[str]()
-    with live(service, tokens=BOTH) as url:
-        page = opened(browser, url, width=1280, scheme="light", problems=problems)
+def test_an_operator_rolls_back_with_the_token(opened: Open) -> None:
+    service = FakeService()
+    with live(service, tokens=BOTH) as url, opened(url) as page:
         expect(page.locator("#status")).to_have_text("locked")
         page.fill("#token", TOKEN)
         page.click("#sign-in button")
@@ -233,5 +223,3 @@ def test_an_operator_rolls_back_with_the_token(browser: Browser) -> None:
         dialog.get_by_text("Do it").click()
         expect(page.locator("#status")).to_have_text("live")
         assert page.evaluate("Object.values(sessionStorage).concat(Object.values(localStorage))") == [TOKEN]
-        page.close()
-    assert not problems

@@ -7,7 +7,6 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Response
-from fastapi.openapi.utils import get_openapi
 from starlette.concurrency import run_in_threadpool
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -116,23 +115,17 @@ def describe_tokens(app: FastAPI, tokens: Tokens) -> None:
     """Have the OpenAPI document say which token each path needs; the entrance asks for it, not the routes."""
 
     def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            made["components"]["securitySchemes"] = {
-                name: {
-                    "type": "http",
-                    "scheme": "bearer",
-                    "description": f"What the server has as {variable}, or in its list.",
-                }
-                for name, variable in (("token", TOKEN), ("admin", ADMIN_TOKEN))
-            }
-            for path, operations in made["paths"].items():
-                for operation in operations.values():
-                    if path.startswith(ADMIN):
-                        operation["security"] = [{"admin": []}]
-                    elif tokens.closed and not path.startswith(OPEN):
-                        operation["security"] = [{"token": []}, {"admin": []}]
-            app.openapi_schema = made
-        return app.openapi_schema
+        made = FastAPI.openapi(app)  # the same one each time
+        made["components"]["securitySchemes"] = {
+            name: {"type": "http", "scheme": "bearer", "description": f"The server's {variable}, or one of its list."}
+            for name, variable in (("token", TOKEN), ("admin", ADMIN_TOKEN))
+        }
+        for path, operations in made["paths"].items():
+            for operation in operations.values():
+                if path.startswith(ADMIN):
+                    operation["security"] = [{"admin": []}]
+                elif tokens.closed and not path.startswith(OPEN):
+                    operation["security"] = [{"token": []}, {"admin": []}]
+        return made
 
     app.openapi = document  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from starlette.types import Receive
 
 from tanbr.errors import CheckpointError, InputError
 from tanbr.serve.records import Generated
-from tanbr.serve.sampling import HOTTEST, MOST_STOPS, Manner
+from tanbr.serve.sampling import WritingOptions
 from tanbr.serve.web.bodies import Sent, one_of, text_or_list
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import LatencyHistory
@@ -36,6 +36,7 @@ NOT_KEPT = {  # what changes no answer, whatever it is
 EVENT = {"type": "object", "properties": {"data": {"type": "string", "description": "A piece, or [DONE]."}}}
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
+HOTTEST, MOST_STOPS = 2.0, 4  # temperature, and strings that may end an answer, as OpenAI's API has them
 TEXT_OR_TEXTS = text_or_list("must be a text, or texts in a list")
 TEXT_OR_PARTS = text_or_list("must be a text, or a list of text parts")
 Stop = Annotated[str, Field(min_length=1, max_length=256)]  # a stream may have to hold back as many characters
@@ -142,11 +143,11 @@ class Writable(Sent):
                 raise PydanticCustomError("not_done", says, {"name": name})
         return {name: said for name, said in value.items() if name not in NOT_DONE and name not in NOT_KEPT}
 
-    def manner(self) -> Manner:
+    def options(self) -> WritingOptions:
         """Say how answers are to be written."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         top_p = 1.0 if self.top_p is None else self.top_p
-        return Manner(self.temperature or 0.0, top_p, self.seed, n=self.n or 1, stop=tuple(stop))
+        return WritingOptions(self.temperature or 0.0, top_p, self.seed, n=self.n or 1, stop=tuple(stop))
 
 
 def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
@@ -184,17 +185,17 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
 
     async def answer(prompts: list[str], body: Limited, most: int | None, shape: Shape, request: Request) -> Response:
         """Write answers to each prompt of at most so many tokens, whole or as a stream."""
-        manner, seconds = body.manner(), config.answer_seconds
+        options, seconds = body.options(), config.answer_seconds
         if body.model != info.model:
             raise Refusal.model(info.model)
-        if len(prompts) * manner.n > config.inputs:
-            says = f"n must be at most {config.inputs // len(prompts)}, for {config.inputs} answers (got {manner.n})"
+        if len(prompts) * options.n > config.inputs:
+            says = f"n must be at most {config.inputs // len(prompts)}, for {config.inputs} answers (got {options.n})"
             says += allows("inputs")
             raise Refusal(422, says, param="n")
-        stream = _Stream(shape, info.model, body, seconds=seconds) if body.stream else None
+        stream = _Stream(shape, body, options, seconds=seconds) if body.stream else None
         on_token = None if stream is None else stream.on_token
         try:
-            writing = service.generate(prompts, max_tokens=most, manner=manner, on_token=on_token, task=body.task)
+            writing = service.generate(prompts, max_tokens=most, options=options, on_token=on_token, task=body.task)
         except InputError as error:  # more tokens than can be written
             raise Refusal(422, str(error), param="max_tokens") from None
         try:
@@ -204,10 +205,10 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
                 done = await settled(writing, receive=request.receive, seconds=seconds)
         except InputError as error:  # a prompt with more tokens than the model reads
             raise Refusal(400, shortened(str(error)), param=shape.param, code="context_length_exceeded") from None
-        latencies.add_texts(len(prompts) * manner.n)
+        latencies.add_texts(len(prompts) * options.n)
         if stream is not None:
             return StreamingResponse(stream.events(), media_type="text/event-stream")
-        return Response(shape.answer(done, info.model, manner), media_type="application/json")
+        return Response(shape.answer(done, info.model, options), media_type="application/json")
 
     @app.post("/v1/completions", tags=["answers"], responses=STREAMED)
     async def complete(body: CompletionRequest, request: Request) -> Response:
@@ -249,7 +250,7 @@ class Shape:
         """Say the text of a choice."""
         return {"message": {"role": "assistant", "content": text}} if self is CHAT else {"text": text}
 
-    def answer(self, done: Generated, model: str, manner: Manner) -> bytes:
+    def answer(self, done: Generated, model: str, options: WritingOptions) -> bytes:
         """Write a whole answer as JSON."""
         choices = [
             _choice(i, self.whole(text), finish_reason=reason, request_id=request_id)
@@ -257,7 +258,7 @@ class Shape:
                 zip(done.texts, done.finish_reasons, done.request_ids, strict=True)
             )
         ]
-        said = {"choices": choices, "usage": _usage(done, manner), "merge_version": done.merge_version}
+        said = {"choices": choices, "usage": _usage(done, options), "merge_version": done.merge_version}
         return to_json(self.head(done.request_ids[0], self.kind, model) | said)
 
     def piece(self, text: str, *, first: bool) -> dict[str, Any]:
@@ -274,10 +275,10 @@ CHAT = Shape("messages", "chatcmpl", "chat.completion", "chat.completion.chunk")
 class _Stream:
     """One answer in pieces, from the model's thread to the client."""
 
-    def __init__(self, shape: Shape, model: str, body: Writable, *, seconds: float) -> None:
+    def __init__(self, shape: Shape, body: Writable, options: WritingOptions, *, seconds: float) -> None:
         self._pieces: Pieces[tuple[int, str]] = Pieces(seconds=seconds)
-        self._head = shape.head(uuid.uuid4().hex, shape.piece_kind, model)
-        self._shape, self._manner, self._seconds = shape, body.manner(), seconds
+        self._head = shape.head(uuid.uuid4().hex, shape.piece_kind, body.model)
+        self._shape, self._options, self._seconds = shape, options, seconds
         self._usage = body.stream_options is not None and body.stream_options.include_usage
         self._future: Future[Generated]
 
@@ -304,7 +305,7 @@ class _Stream:
                 last = _choice(i, said, finish_reason=reason, request_id=request_id)
                 yield self._event([last], merge_version=versions[i])
             if self._usage:
-                yield self._event([], usage=_usage(done, self._manner))
+                yield self._event([], usage=_usage(done, self._options))
         except TimeoutError:
             yield Refusal(504, f"there was no more text within {self._seconds:g} seconds").event()
         except Exception as error:  # the status is sent already: all that is left is to say it
@@ -322,7 +323,7 @@ def _choice(index: int, said: dict[str, Any], *, finish_reason: str | None = Non
     return {"index": index, "finish_reason": finish_reason, "logprobs": None, **more, **said}
 
 
-def _usage(done: Generated, manner: Manner) -> dict[str, int]:
+def _usage(done: Generated, options: WritingOptions) -> dict[str, int]:
     """Count tokens; a prompt counts once, however many answers it has."""
-    read, written = sum(done.prompt_tokens[:: manner.n]), sum(done.completion_tokens)
+    read, written = sum(done.prompt_tokens[:: options.n]), sum(done.completion_tokens)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

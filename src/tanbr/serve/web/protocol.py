@@ -24,41 +24,21 @@ class Connections:
 
     def __init__(self, config: HttpConfig) -> None:
         self.seconds = config.read_seconds  # to send a request, and to take an answer
+        self.open: dict[BoundedProtocol, None] = {}  # the one that has waited longest for a request comes first
         self._most, self._of_client = config.connections, config.client_connections
         self._unlimited = {client_of(proxy) for proxy in config.proxies}  # clients that may have all connections
-        self._clients: dict[BoundedProtocol, str] = {}  # connection → client
-        self._count: Counter[str] = Counter()  # client → its connections
-        self._waiting: dict[BoundedProtocol, None] = {}  # for a request; the one that has waited longest comes first
 
-    def admit(self, connection: "BoundedProtocol", client: str) -> bool:
+    def admit(self, new: "BoundedProtocol") -> bool:
         """Give a new connection a place, if there is one or one can be made."""
-        crowded = client not in self._unlimited and self._count[client] >= self._of_client
-        if crowded or len(self._clients) >= self._most:
-            waiting = [one for one in self._waiting if not crowded or self._clients[one] == client]
+        held = Counter(one.sender for one in self.open)
+        crowded = new.sender not in self._unlimited and held[new.sender] >= self._of_client
+        if crowded or len(self.open) >= self._most:
+            waiting = [one for one in self.open if not one.answering and (not crowded or one.sender == new.sender)]
             if not waiting:
                 return False
-            oldest = max(waiting, key=lambda one: self._count[self._clients[one]])  # of the client that has most
-            self.leave(oldest)
-            oldest.give_way()
-        self._clients[connection] = client
-        self._count[client] += 1
-        self._waiting[connection] = None
+            max(waiting, key=lambda one: held[one.sender]).give_way()  # the oldest of the client that has most
+        self.open[new] = None
         return True
-
-    def leave(self, connection: "BoundedProtocol") -> None:
-        """Forget a connection; calling it twice is harmless."""
-        self._waiting.pop(connection, None)
-        client = self._clients.pop(connection, None)
-        if client is not None:
-            self._count[client] -= 1
-            if not self._count[client]:
-                del self._count[client]
-
-    def waits(self, connection: "BoundedProtocol", waits: bool) -> None:
-        """Note that a connection waits for a request, or that one is being answered."""
-        self._waiting.pop(connection, None)
-        if waits and connection in self._clients:
-            self._waiting[connection] = None
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -66,33 +46,35 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, places: Connections, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.places, self.seconds = places, places.seconds
-        self._admitted, self._in_head = True, True
-        self._received = 0  # bytes of a request that is not whole
-        self._unanswered = 0  # whole requests
+        self.places, self.sender = places, "local"  # the client
+        self._in_head, self._received = True, 0  # bytes of a request that is not whole
+        self._whole = 0  # requests that wait for an answer
         self._answers: deque[RequestResponseCycle] = deque()  # under way, oldest first
         self._refusal: Refusal | None = None  # of what came after them
-        self._arriving: asyncio.TimerHandle | None = None
-        self._writing: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    @property
+    def answering(self) -> bool:
+        """Whether a whole request waits for its answer."""
+        return self._whole > 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, if there is a place for it."""
         super().connection_made(transport)
-        self._admitted = self.places.admit(self, client_of(self.client[0]) if self.client else "local")
-        seconds = self.seconds if self._admitted else REFUSED_SECONDS
-        self._arriving = self.loop.call_later(seconds, self._too_slow)
+        self.sender = client_of(self.client[0]) if self.client else "local"
+        self._expect(self.places.seconds if self.places.admit(self) else REFUSED_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self.places.leave(self)
+        self.places.open.pop(self, None)
         self._hang_up()
-        for timer in (self._arriving, self._writing):
-            if timer is not None:
-                timer.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
         super().connection_lost(exc)
 
     def give_way(self) -> None:
         """Close a connection without a whole request, for another one."""
+        del self.places.open[self]
         if self._received:
             self._refuse(FULL)
         else:
@@ -100,18 +82,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on, as long as the head is not too long."""
-        if not self._admitted:
+        if self not in self.places.open:
             self._refuse(FULL)
             return
         self._received += len(data)
-        self._arriving = self._arriving or self.loop.call_later(self.seconds, self._too_slow)
+        if "arriving" not in self._timers:
+            self._expect(self.places.seconds)
         super().data_received(data)
         if self._in_head and self._received > LARGEST_HEAD:
             self._refuse(Refusal(431, f"the request's line and headers have more than {LARGEST_HEAD} bytes"))
 
     def eof_received(self) -> None:
         """Treat a client that closes its side as gone, but say so if its request is not whole."""
-        if self._received and not self._unanswered:
+        if self._received and not self.answering:
             self._refuse(Refusal(400, "the request ended before it was whole"))
         self._hang_up()
 
@@ -126,41 +109,41 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Note that a request is whole."""
         self._in_head, self._received = True, 0
-        if self._arriving is not None:
-            self._arriving.cancel()
-            self._arriving = None
-        self._unanswered += 1  # 0, if it was refused before it was whole
-        self.places.waits(self, self._unanswered <= 0)
+        self._whole += 1  # 0, if it was refused before it was whole
+        if timer := self._timers.pop("arriving", None):
+            timer.cancel()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, unless more is to be answered."""
         super().on_response_complete()
         self._answers.popleft()
-        self._unanswered -= 1
-        self.places.waits(self, self._unanswered <= 0)
+        self._whole -= 1
+        if self in self.places.open:  # it waits from now on
+            self.places.open[self] = self.places.open.pop(self)
         if self._refusal is not None:
             self._refuse(self._refusal)
 
     def pause_writing(self) -> None:
         """Wait for a client that does not take its answer, but not for ever."""
         super().pause_writing()
-        self._writing = self.loop.call_later(self.seconds, self._not_taken)
+        self._timers["writing"] = self.loop.call_later(self.places.seconds, self._drop)
 
     def resume_writing(self) -> None:
         """Write on."""
         super().resume_writing()
-        if self._writing is not None:
-            self._writing.cancel()
+        if timer := self._timers.pop("writing", None):
+            timer.cancel()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
         """Refuse what is not HTTP."""
         self._refuse(Refusal(400, "this is not a request of HTTP/1.1"))
 
-    def _too_slow(self) -> None:
-        self._refuse(Refusal(408, f"the request took longer than {self.seconds:g} seconds to arrive"))
+    def _expect(self, seconds: float) -> None:
+        says = f"the request took longer than {self.places.seconds:g} seconds to arrive"
+        self._timers["arriving"] = self.loop.call_later(seconds, lambda: self._refuse(Refusal(408, says)))
 
-    def _not_taken(self) -> None:
+    def _drop(self) -> None:
         self._hang_up()
         self.transport.abort()
 
@@ -172,7 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, refusal: Refusal) -> None:
         """Refuse what is arriving and close, once whole requests before it are answered."""
-        if self._unanswered > 0:
+        if self.answering:
             self._refusal = refusal
         elif not self.transport.is_closing():
             body = refusal.body()

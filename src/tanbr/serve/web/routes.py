@@ -191,20 +191,23 @@ class TreeResponse(Shown):
         """Show the most visited nodes, with all their ancestors, and what each would earn with the mix ψ (V,)."""
         if view is None:
             return cls([], 0)
-        kept: set[int] = set()
+        place = {-1: -1}  # node → where it is shown
         for node in (-view.visits).argsort(kind="stable").tolist():
-            if len(kept) >= limit:
+            if len(place) > limit:
                 break
-            while node >= 0 and node not in kept:
-                kept.add(node)
+            while node not in place:
+                place[node] = node
                 node = int(view.parent[node])
-        rows = sorted(kept)
-        place = {node: at for at, node in enumerate(rows)} | {-1: -1}
-        columns = (column[rows].tolist() for column in (view.parent, view.depth, view.visits, view.value @ task_mix))
+        rows = sorted(place)[1:]
+        place |= {node: at for at, node in enumerate(rows)}
+        worth = view.value @ task_mix
         nodes = [
-            TreeNode(place[parent], depth, blend, visits, value)
-            for blend, parent, depth, visits, value in zip(view.blend[rows].round(6), *columns, strict=True)
-        ]
+            TreeNode(
+                place[int(view.parent[node])], int(view.depth[node]), view.blend[node].round(6),
+                float(view.visits[node]), float(worth[node]),
+            )
+            for node in rows
+        ]  # fmt: skip
         return cls(nodes, len(view))
 
 

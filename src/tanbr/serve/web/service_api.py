@@ -1,4 +1,5 @@
 """What the web needs of a service (`Service`, a replica of a fleet, a fake in tests), and how it waits for one."""
+# ruff: noqa: D102 - `Service` says what the methods do
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from tanbr.serve.records import (
     VersionView,
 )
 from tanbr.serve.relay import Call
-from tanbr.serve.sampling import Manner
+from tanbr.serve.sampling import WritingOptions
 from tanbr.serve.web.refusals import Refusal
 from tanbr.types import Text
 
@@ -32,83 +33,45 @@ T = TypeVar("T")
 
 @runtime_checkable
 class ServiceApi(Protocol):
-    """Answers, learns, tells what it does, and is steered; every method may be called from any thread."""
+    """Answers, learns, tells what it does, and is steered, from any thread; `Service` says what each method does."""
 
-    def start(self) -> None:
-        """Begin to answer."""
-
-    def stop(self, timeout: float = 30.0) -> bool:
-        """Finish what was accepted and save; whether it all was done in time."""
-
+    def start(self) -> None: ...
+    def stop(self, timeout: float = 30.0) -> bool: ...
+    def faults(self) -> tuple[str, ...]: ...
     @property
-    def ready(self) -> bool:
-        """Whether requests are answered."""
-
+    def ready(self) -> bool: ...
     @property
-    def info(self) -> ServiceInfo:
-        """What is served."""
-
+    def info(self) -> ServiceInfo: ...
     @property
-    def client_secret(self) -> bytes:
-        """What clients' keys are made with: kept in the state, as the evidence about clients is."""
-
-    def faults(self) -> tuple[str, ...]:
-        """What is broken, a sentence each; none if all is well. Never blocks."""
+    def client_secret(self) -> bytes: ...
 
     def submit(
         self, texts: Sequence[Text], *, task: str | None = None, labels: Sequence[str] = ()
-    ) -> "Future[Answered]":
-        """Answer texts, of a task or with labels that the client names. A cancelled future is not answered."""
-
+    ) -> "Future[Answered]": ...
     def generate(
         self,
         prompts: Sequence[str],
         *,
         max_tokens: int | None = None,
-        manner: Manner = Manner(),  # noqa: B008 - it is frozen
+        options: WritingOptions = WritingOptions(),  # noqa: B008 - it is frozen
         on_token: OnToken | None = None,
         task: str | None = None,
-    ) -> "Future[Generated]":
-        """Write `manner.n` answers to each prompt, those of the first prompt first. A cancelled future ends early."""
+    ) -> "Future[Generated]": ...
+    def relay(self, call: Call, *, task: str | None = None) -> "Future[dict[str, Any]]": ...
+    def folder_of(self, name: str) -> str | None: ...
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]": ...
+    def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt: ...
 
-    def relay(self, call: Call, *, task: str | None = None) -> "Future[dict[str, Any]]":
-        """Have an engine answer a request as it is; the answer, or what a stream ends with."""
+    def state(self) -> ServiceState: ...
+    def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]: ...
+    def versions(self) -> list[VersionView]: ...
+    def clients(self) -> list[ClientView]: ...
+    def tree(self) -> TreeView | None: ...
 
-    def folder_of(self, name: str) -> str | None:
-        """Find the folder of an adapter that an engine asks for; None if there is none of this name."""
-
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
-        """Make a prompt of a conversation; InputError if the model cannot, CheckpointError if its template is bad."""
-
-    def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
-        """Take in rewards of one client; they are on disk when this returns."""
-
-    def state(self) -> ServiceState:
-        """What the service is doing now."""
-
-    def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
-        """The newest slots first."""
-
-    def versions(self) -> list[VersionView]:
-        """The merge versions that can be rolled back to, newest first."""
-
-    def clients(self) -> list[ClientView]:
-        """The clients that gave feedback, least trusted first."""
-
-    def tree(self) -> TreeView | None:
-        """The router's search tree; None for a router without one."""
-
-    def pin(self, target: ArrayLike | int) -> int:
-        """Serve one blend (K,), or a merge version by its number, until `unpin`; its merge version."""
-
-    def unpin(self) -> None:
-        """Let the router choose again."""
-
-    def rollback(self, version: int | None = None) -> int:
-        """Serve an earlier merge version until the slot ends."""
-
-    def end_slot(self) -> int:
-        """End the slot now; the number of the next."""
+    def pin(self, target: ArrayLike | int) -> int: ...
+    def unpin(self) -> None: ...
+    def rollback(self, version: int | None = None) -> int: ...
+    def end_slot(self) -> int: ...
 
 
 async def settled(future: "Future[T]", *, receive: Receive, seconds: float) -> T:
