@@ -168,12 +168,8 @@ def lowered(model: Any, moe: Moe, precision: Precision) -> Any:
 
 def outputs_of(model: nn.Module, moe: Moe) -> dict[str, Tensor]:
     """Find where in a model merged tensors go, by name."""
-    found = {}
-    for name in moe.plan.targets(changing=True):
-        module, _, last = name.rpartition(".")
-        holder = model.get_submodule(module) if last == "weight" else None
-        found[name] = holder.values if isinstance(holder, Int8Linear) else locate(model, name)
-    return found
+    int8 = {f"{name}.weight": one.values for name, one in model.named_modules() if isinstance(one, Int8Linear)}
+    return {name: int8[name] if name in int8 else locate(model, name) for name in moe.plan.targets(changing=True)}
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:
