@@ -95,6 +95,7 @@ def service(
         "practice": 0.0,
         "answers": "labels",
         "backend": "torch",
+        "precision": "fp32",
     }  # logits as the model has them, the same at any speed
     config = ServeConfig.model_validate(usual | settings)
     return Service(

@@ -242,8 +242,8 @@ class ReplicaService(Queue):
             version=first.versions[0],
             slot=first.slot,
             spare=not config.low_memory,
-            backend=config.backend,
-            least_agreement=config.int8_agreement,
+            backend=welcome.info.backend if config.backend == "auto" else config.backend,
+            precision=welcome.info.precision,
             max_length=config.max_length,
             merge_share=config.merge_share,
         )

@@ -7,7 +7,6 @@ Experts of an un-merged model can be put in int8 too, so that the two are compar
 """
 
 import copy
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -35,19 +34,27 @@ class Int8Linear(nn.Module):
     """A linear map with int8 weights."""
 
     weight = None  # T5 looks at the type of its weights, if there are any
+    values: Tensor  # (in, out) int8: the layout that ONNX Runtime multiplies by, and as good as the other for torch
+    scale: Tensor  # (out,)
+    bias: Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.load(linear)
+        device = linear.weight.device
+        self.register_buffer("values", torch.empty(linear.in_features, linear.out_features, dtype=torch.int8).to(device))
+        self.register_buffer("scale", torch.empty(linear.out_features, device=device))
+        self.register_buffer("bias", _float(linear.bias))
+        self.load(linear.weight)
 
-    def load(self, linear: nn.Linear) -> None:
-        """Take over another map's values."""
-        self._packed, self._bias = _packed(linear.weight), _float(linear.bias)
-        self.weights = linear.weight.numel()
+    def load(self, weight: Tensor) -> None:
+        """Take over a float weight (out, in)."""
+        values, scale = quantise(weight)
+        self.values.copy_(values.t())
+        self.scale.copy_(scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in) to (…, out)."""
-        return _apply(x, self._packed, self._bias)
+        return apply(x, self.values, self.scale, self.bias)
 
 
 class Int8ExpertLinear(nn.Module):
@@ -56,12 +63,13 @@ class Int8ExpertLinear(nn.Module):
     def __init__(self, linear: ExpertLinear) -> None:
         super().__init__()
         biases = [None] * linear.experts if linear.bias is None else linear.bias.unbind(0)
-        self._packed = [(_packed(w), _float(b)) for w, b in zip(linear.weight.unbind(0), biases, strict=True)]
+        packed = [(quantise(w), _float(b)) for w, b in zip(linear.weight.unbind(0), biases, strict=True)]
+        self._maps = [(values.t().contiguous(), scale, bias) for (values, scale), bias in packed]
         self.experts = linear.experts
 
     def each(self) -> list[Activation]:
         """List the K maps as functions."""
-        return [partial(_apply, packed=packed, bias=bias) for packed, bias in self._packed]
+        return [partial(apply, values=values, scale=scale, bias=bias) for values, scale, bias in self._maps]
 
 
 def quantised(model: Model, *, only: Collection[str] | None = None) -> Model:
@@ -69,8 +77,6 @@ def quantised(model: Model, *, only: Collection[str] | None = None) -> Model:
 
     Linear maps that stay in float are shared with the model.
     """
-    if "x86" not in torch.backends.quantized.supported_engines:
-        raise InputError("int8 needs torch's x86 kernels, which this build of torch does not have")
     memo: dict[int, Any] = {}  # what the copy has in place of each module: float weights are never copied
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | ExpertLinear) and only is not None and name not in only:
@@ -123,32 +129,26 @@ def offered(
 @cache
 def weight_bits() -> int:
     """Find out how many bits of a weight this CPU's kernels can add up without overflow: 8 or 7."""
-    ones = torch.ones(64, 256)  # the largest integers everywhere: pairs of products need 17 bits
-    return 8 if float((_product(ones, _packed(ones, bits=8)) - 256).abs().max()) < 1 else 7
+    ones = torch.full((64, 256), 127, dtype=torch.int8)  # the largest integers everywhere: pairs need 17 bits
+    return 8 if bool((torch._int_mm(ones, ones.t().contiguous()) == 127 * 127 * 256).all()) else 7
 
 
-def _packed(weight: Tensor, *, bits: int | None = None) -> Any:
+def quantise(weight: Tensor, *, bits: int | None = None) -> tuple[Tensor, Tensor]:
+    """Round a weight (out, in) to integers, every row by a scale (out,) of its own."""
     values, largest = weight.detach().float(), 2 ** ((bits or weight_bits()) - 1) - 1
-    scales = (values.abs().amax(dim=1).double() / largest).clamp_min(torch.finfo(torch.float32).tiny)
-    zeros = torch.zeros_like(scales, dtype=torch.int64)
-    with warnings.catch_warnings():
-        # torch means to drop quantised tensors, but its int8 kernels take their weights in no other form yet
-        warnings.simplefilter("ignore", UserWarning)
-        stored = torch.quantize_per_channel(values, scales, zeros, 0, torch.qint8)
-    return torch.ops.quantized.linear_prepack(stored, None)
+    scale = (values.abs().amax(dim=1) / largest).clamp_min(torch.finfo(torch.float32).tiny)
+    return (values / scale[:, None]).round_().to(torch.int8), scale
 
 
 def _float(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.detach().float().clone()
 
 
-def _apply(x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-    """Map x (…, in): every token has the whole range of the integers to itself."""
-    largest = x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    result = _product(x / largest, packed).mul_(largest)
-    return result if bias is None else result.add_(bias)
-
-
-def _product(x: Tensor, packed: Any) -> Tensor:
-    result: Tensor = torch.ops.quantized.linear_dynamic(x, packed, False)
-    return result
+def apply(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Map x (…, in) by values (in, out): every token has the whole range of the integers to itself."""
+    rows = x.flatten(0, -2)
+    largest = rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    sums = torch._int_mm((rows * (127 / largest)).round_().to(torch.int8), values)
+    result = sums.float().mul_(scale).mul_(largest / 127)
+    result = result if bias is None else result.add_(bias)
+    return result.view(*x.shape[:-1], -1)

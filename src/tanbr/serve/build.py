@@ -40,6 +40,7 @@ from tanbr.tasks.text_to_text import prompt
 HISTORY = "history.jsonl"  # beside a checkpoint: its tasks' past texts, unless --history names others
 MEASURED = 4e9  # bytes of a base in float32 that is measured here where an engine runs it
 PROBES = 64  # texts that a new blend answers before it is served
+JUDGED = 256  # texts that a precision is judged by, and that the trial of backends is of
 
 
 def logged(what: str, done: int, total: int) -> None:  # noqa: ARG001
@@ -141,6 +142,7 @@ def build(
         monitor=recogniser,
         monitor_config=monitor or MonitorConfig(),
         probes=probes,
+        texts=[one.text for one in (past or ())[:: max(1, len(past or ()) // JUDGED)][:JUDGED]],
         expert_names=expert_names(moe),
         own_experts=own,
         survey=best,

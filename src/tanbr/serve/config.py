@@ -88,10 +88,10 @@ class ServeConfig(LoopConfig):
     """Batches that are answered at once; a core each, at most 8, if not given (1 on a GPU or with an engine)."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of a worker's arithmetic; the cores divided by the workers that are busy if not given."""
-    backend: Literal["auto", "torch", "int8", "onnx"] = "auto"
-    """What runs the model: in float32 torch, onnx or (auto) the faster in a trial; or int8 if that agrees with it."""
-    int8_agreement: float = Field(default=0.98, ge=0, le=1)
-    """Least share of probe answers that must be the same in int8, or it is refused."""
+    backend: Literal["auto", "torch", "onnx"] = "auto"
+    """What runs the model; auto takes the faster in a trial at the first start."""
+    precision: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    """Of its arithmetic; auto takes the fastest that gives 99.5% of a classifier's labels as fp32 does."""
     low_memory: bool = False
     """Merge in place, with a pause; otherwise into a spare FFN buffer."""
     method: str | None = None
@@ -106,6 +106,8 @@ class ServeConfig(LoopConfig):
     """Seed of the router, and of which requests are shadowed."""
     max_active: int | None = Field(default=None, ge=1)
     """B, most experts in a blend; all of them if not given."""
+
+MOST_WORKERS = 8  # by default: Python runs one thread at a time, and more would wait for it rather than for the model
 
 
 def usable_cores() -> int:

@@ -4,9 +4,8 @@ The forward pass is the server's (`serve.backends`).
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,12 +16,11 @@ from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.text import Inputs, TextEncoder
-from tanbr.serve.backends.torch_eager import TorchEager
+from tanbr.serve.backends.torch_eager import TorchEager, lowered
 from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import Blend, Text, as_blend
 
-Precision: TypeAlias = Literal["fp32", "bf16"]  # of products: bf16 takes a third of the time where a CPU has it
 BATCH = 32  # texts that are answered at a time
 REMEMBERED = 100_000  # texts whose tokens are kept
 
@@ -42,9 +40,9 @@ class DenseModel:
     A head must have the label space's columns; they are put in that order.
     """
 
-    def __init__(self, moe: Moe, space: LabelSpace, *, precision: Precision = "fp32") -> None:
-        self.moe, self.space, self._bf16 = moe, space, precision == "bf16"
-        self.model: Any = with_start(moe.dense())
+    def __init__(self, moe: Moe, space: LabelSpace, *, precision: Literal["fp32", "bf16"] = "fp32") -> None:
+        self.moe, self.space = moe, space
+        self.model: Any = lowered(with_start(moe.dense()), moe, precision)
         self.encode = TextEncoder.of(moe.path, vocab_size=self.model.config.vocab_size)
         self.blend: Blend | None = None
         self._tokens: dict[Text, dict[str, Sequence[int]]] = {}  # of every text so far
@@ -105,8 +103,7 @@ class DenseModel:
         for start in range(0, len(order), BATCH):
             chunk = order[start : start + BATCH]
             inputs = self._encoded([texts[i] for i in chunk])
-            with torch.autocast(self.model.device.type, torch.bfloat16) if self._bf16 else nullcontext():
-                given = self._written(inputs) if self.writes else self._backend.classify(inputs)[:, self._order]
+            given = self._written(inputs) if self.writes else self._backend.classify(inputs)[:, self._order]
             found |= zip(chunk, given, strict=True)
         return [found[i] for i in range(len(texts))]
 

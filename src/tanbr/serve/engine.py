@@ -14,28 +14,27 @@ answers then is whole, old or new, and the learner has to write that down.
 A batch holds its model from beginning to end: one batch, one merge version.
 """
 
-import json
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.errors import CheckpointError, ConfigError, InputError
 from tanbr.merge import Moe
-from tanbr.moe import embedded
 from tanbr.moe.checkpoint import FileWatch
 from tanbr.moe.text import Columns, Inputs, TextEncoder
 from tanbr.serve.backends import BACKENDS, Backend, Builder
+from tanbr.serve.backends.choose import Precision
 from tanbr.serve.decode import NotFinite
 from tanbr.serve.panel import VERSION, Assignment, Lineup, Live, Staged
 from tanbr.types import Blend, FloatArray, Text, as_blend
 
 PASS = 64  # tokens that the fixed cost of a forward pass is worth, about, on a CPU
-SENTENCES = 64  # that a backend is measured on: enough to see one answer in fifty change
 
 
 class Engine:
@@ -56,15 +55,15 @@ class Engine:
         issued: int = 0,
         slot: int = 0,
         spare: bool = False,
+        precision: Precision | Literal["auto"] = "fp32",
         probes: Sequence[Text] = (),
-        least_agreement: float = 0.98,
         max_length: int | None = None,
         merge_share: float = 1.0,
     ) -> None:
         """Merge the first blend (K,) (all experts alike if None) into a backend, or one of `serve.backends` by name.
 
         Up to `models` blends may answer at once. A backend that does not compute in float32 is measured on the
-        `probes`, or if there are none on texts of the embedded model.
+        `probes`.
         """
         if not 1 <= models <= moe.num_experts:
             raise ConfigError(f"a panel holds 1 to {moe.num_experts} models, as many as experts (got {models})")
@@ -83,8 +82,8 @@ class Engine:
             blend=known,
             models=models,
             device=device,
-            probes=lambda: self.padded(list(probes) or sentences()),
-            least_agreement=least_agreement,
+            precision=precision,
+            probes=lambda: self.alike(probes),
         )
         self.lineup = Lineup((Live(first, version, known, slot),))  # what answers at the moment
         try:
@@ -182,6 +181,14 @@ class Engine:
         """Encode texts in the order given, a batch at a time."""
         parts = [texts[start : start + self.batch] for start in range(0, len(texts), self.batch)]
         return [self.encode.pad(self.encode.encode(part).columns, left=self._causal) for part in parts]
+
+    def alike(self, texts: Sequence[Text]) -> list[Inputs]:
+        """Encode texts in batches of like length, as they are answered."""
+        columns = self.encode.encode(texts).columns if texts else {"input_ids": []}
+        lengths = [len(row) for row in columns["input_ids"]]
+        groups = like_lengths(lengths, most=self.batch) if lengths else []
+        parts = [{name: [rows[i] for i in group] for name, rows in columns.items()} for group in groups]
+        return [self.encode.pad(part, left=self._causal) for part in parts]
 
     @contextmanager
     def _holding(self, live: Live | Staged | None) -> Iterator[Backend]:
@@ -448,13 +455,6 @@ class Engine:
 
 def _found_broken(version: int) -> CheckpointError:
     return CheckpointError(f"merge version {version} was found broken before it was committed")
-
-
-def sentences() -> list[Text]:
-    """Give texts of the embedded model's history, to measure a backend on where there are no probes."""
-    lines = (embedded.path() / "history.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = (json.loads(line)["text"] for line in lines[:: len(lines) // SENTENCES])
-    return [text if isinstance(text, str) else (text[0], text[1]) for text in texts]
 
 
 def classify(backend: Backend, columns: Columns, encoder: TextEncoder, *, batch: int) -> FloatArray:

@@ -25,7 +25,7 @@ import torch
 from tanbr.errors import InputError
 from tanbr.serve import tracing
 from tanbr.serve.chat import ChatTemplate
-from tanbr.serve.config import ServeConfig, usable_cores
+from tanbr.serve.config import MOST_WORKERS, ServeConfig, usable_cores
 from tanbr.serve.conversations import Conversations
 from tanbr.serve.decode import Joining, NotFinite
 from tanbr.serve.engine import Engine, classify
@@ -44,7 +44,6 @@ from tanbr.types import Text
 # A slot and how many requests are being answered → how many more fit, and whether others must wait until it has turned
 SlotRoom: TypeAlias = Callable[[int, int], tuple[float, bool]]
 LOOK = 0.05  # seconds after which a worker that waits for a slot to turn looks again by itself
-MOST_WORKERS = 8  # by default: Python runs one thread at a time, and more would wait for it rather than for the model
 
 
 class Queue:

@@ -149,7 +149,7 @@ class ServedModel(Shown):
     full_bytes: int
     """Of the un-merged experts, which stay on disk."""
     precision: str
-    """fp32 or int8."""
+    """fp32, bf16 or int8."""
     device: str
 
     @computed_field  # type: ignore[prop-decorator]
@@ -174,7 +174,7 @@ class ServiceInfo(ServedModel):
     scales: dict[str, tuple[float, float]]  # task → scale of its grade: low + (high − low)·sigmoid(logit)
     loaded_parameters: int  # of the dense model that answers
     full_parameters: int  # of the un-merged experts
-    int8_agreement: float | None  # measured on the probe texts; None in fp32
+    agreement: float | None  # with fp32, measured on past texts; None in fp32
     max_tokens: int  # most that `generate` writes for one prompt
     slot_requests: int | None
     slot_seconds: float | None

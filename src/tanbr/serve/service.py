@@ -26,6 +26,7 @@ from tanbr.router import Tanbr, TreeView
 from tanbr.serve.adopt import Adoption, inherit
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends import Builder
+from tanbr.serve.backends.choose import instructions
 from tanbr.serve.check import Check, most_models
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
@@ -56,7 +57,7 @@ from tanbr.serve.survey import Survey
 from tanbr.serve.world import ServedWorld
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import FloatArray, Router, as_blend
+from tanbr.types import FloatArray, Router, Text, as_blend
 
 Result = TypeVar("Result")
 log = logging.getLogger("tanbr.serve")
@@ -82,6 +83,7 @@ class Service(Queue):
         monitor: Monitor | Callable[[], Monitor] | None = None,
         monitor_config: MonitorConfig | None = None,
         probes: Sequence[Row] = (),
+        texts: Sequence[Text] = (),
         expert_names: Sequence[str] = (),
         own_experts: Sequence[int] = (),
         survey: Survey | None = None,
@@ -97,7 +99,7 @@ class Service(Queue):
         `router` and `monitor` are for the first start. Later, what was learned in `state` goes on with the settings of
         `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
         checkpoint, is refused; with `adopt` it goes on by names (`adopt.py`), and `say` gets what is kept of it.
-        `own_experts` (V,) is the expert that learned each task, `survey` and `check` what blends earned. `backend` runs
+        `texts` are past requests that a precision is judged by. `own_experts` (V,) is the expert that learned each task, `survey` and `check` what blends earned. `backend` runs
         the models in place of the one that `config` names (`tanbr.engines`). `make_engine` takes the arguments of an
         `Engine`; one whose `answers_here` is False has replicas elsewhere that answer (`tanbr.fleet`). Raises
         TanbrError for anything a user can put right. `serve.build.build` makes a service of a checkpoint's path and a
@@ -137,7 +139,9 @@ class Service(Queue):
                 if not adopt:
                     raise
                 adoption = Adoption(wanted, wanted)
-            auto = config.backend == "auto" and backend is None
+            asked = [config.backend, config.precision, *instructions(config.device)]
+            kept = json.loads(store.meta("way") or "{}") if backend is None and adoption is None else {}
+            kept = kept if kept.get("asked") == asked and "auto" in asked else {}  # the same arithmetic at every start
             engine = make_engine(
                 moe,
                 models=rules.models,
@@ -148,15 +152,21 @@ class Service(Queue):
                 issued=store.last_version,
                 slot=0 if learner is None else learner.slot.number,
                 spare=backend is not None or not config.low_memory,
-                backend=backend or (store.meta("backend") if auto and adoption is None else None) or config.backend,
-                probes=[row.text for row in probes],
-                least_agreement=config.int8_agreement,
+                backend=backend or kept.get("backend", config.backend),
+                precision=kept.get("precision", config.precision),
+                probes=() if kept else texts,
                 max_length=config.max_length,
                 merge_share=config.merge_share,
             )
             undo.callback(engine.close)
-            if auto:  # the same arithmetic at every start
-                store.set_meta("backend", getattr(engine.live.backend, "name", None))
+            first_one = engine.live.backend
+            if kept:
+                first_one.agreement = kept["agreement"]
+            elif backend is None:
+                if first_one.chosen:
+                    say(first_one.chosen)
+                way = {"backend": getattr(first_one, "name", ""), "precision": first_one.precision}
+                store.set_meta("way", json.dumps({"asked": asked, "agreement": first_one.agreement, **way}))
             if adoption is not None:
                 adoption.carry_out(store, config.rewards, say=say)
             observer = observer or Observer()

@@ -47,7 +47,7 @@ class FakeService:
             tasks=TASKS,
             columns=COLUMNS if kind == "classifier" else (), classes=3 if kind == "classifier" else 0,
             scales={"likeness": (0.0, 5.0)} if kind == "classifier" else {}, loaded_parameters=10, loaded_bytes=40,
-            spare_bytes=8, full_parameters=30, full_bytes=120, precision="fp32", int8_agreement=None, device="cpu",
+            spare_bytes=8, full_parameters=30, full_bytes=120, precision="fp32", agreement=None, device="cpu",
             max_tokens=16, slot_requests=64, slot_seconds=None,
         )  # fmt: skip
         self.ready, self.client_secret = False, b"secret"

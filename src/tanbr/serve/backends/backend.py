@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NotRequired, Protocol, Self, TypedDict, Unpack
+from typing import Any, Literal, NotRequired, Protocol, Self, TypedDict, Unpack
 
 from tanbr.errors import InputError
 from tanbr.merge import Moe
-from tanbr.merge.int8 import Int8Loss
 from tanbr.moe.text import Inputs
+from tanbr.serve.backends.choose import Precision
 from tanbr.serve.decode import Decoded, More, OnStep
 from tanbr.serve.sampling import Sampling
 from tanbr.types import Blend, FloatArray
@@ -30,8 +30,8 @@ class Wanted(TypedDict):
     blend: Blend | None  # (K,); all experts alike if None
     models: int  # G, of the panel that it is the first of
     device: str
-    probes: Callable[[], Sequence[Inputs]]  # what a backend that does not compute in float32 is compared with it on …
-    least_agreement: float  # … and how often its answers must be the same; otherwise it refuses (InputError)
+    precision: Precision | Literal["auto"]  # auto: the fastest that answers as float32 does
+    probes: Callable[[], Sequence[Inputs]]  # texts of like length each, on which that is found out
 
 
 class Writing(TypedDict):
@@ -60,7 +60,9 @@ class Backend(ABC):
     relays: bool = False  # whether requests go to an engine as they are (`relay`)
     many: bool = False  # whether another twin costs little: any expert can then be asked by its name
     adapter: tuple[str, str] | None = None  # what an engine calls it, and where the engine reads it, if it is one
-    loss: Int8Loss | None = None  # how far its answers were measured to be from those of float32; None: it is float32
+    precision: Precision = "fp32"  # that it computes in
+    agreement: float | None = None  # share of probes that it answers as float32 does; None: it is that, or was not asked
+    chosen: str = ""  # what the trial at start found, in a line
 
     @property
     def available(self) -> bool:

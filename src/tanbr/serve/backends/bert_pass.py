@@ -8,7 +8,7 @@ other tokens need no keys and values of these: (K h)·q = h·(Kᵀ q) and Σ a (
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import BertForSequenceClassification
 
@@ -20,6 +20,8 @@ def takes(model: Any) -> bool:
 
 def of_one_token(model: Any) -> set[str]:
     """Name the linear maps outside of FFNs that are asked for one token a text, or not at all: they cost nothing."""
+    if not takes(model):
+        return set()
     last = f"bert.encoder.layer.{len(model.bert.encoder.layer) - 1}.attention"
     within = [f"{last}.self.{name}" for name in ("query", "key", "value")]
     return {*within, f"{last}.output.dense", "bert.pooler.dense", "classifier"}
@@ -80,19 +82,14 @@ def first_attended(attention: Any, hidden: Tensor, texts: Packed) -> Tensor:
     own, states = attention.self, texts.pad(hidden)  # (n, length, D)
     first, heads = states[:, 0], own.num_attention_heads
     query = own.query(first).unflatten(1, (heads, -1))  # (n, heads, d)
-    if isinstance(own.key, nn.Linear) and isinstance(own.value, nn.Linear):
-        # a key's bias adds the same to all scores of a head, which softmax takes out again
-        asked = torch.einsum("nhd,hdD->nhD", query, own.key.weight.view(heads, -1, states.shape[2]))
-        scores = (asked @ states.transpose(1, 2)).mul_(own.scaling)  # (n, heads, length)
-        if texts.mask is not None:
-            scores = scores.masked_fill_(~texts.mask.squeeze(1), float("-inf"))
-        seen = scores.softmax(dim=2) @ states  # (n, heads, D)
-        mixed = torch.einsum("nhD,hdD->nhd", seen, own.value.weight.view(heads, -1, states.shape[2])).flatten(1)
-        mixed = mixed if own.value.bias is None else mixed + own.value.bias
-    else:  # in int8 a map is all there is
-        key, value = (_by_head(project, hidden, texts, own) for project in (own.key, own.value))
-        one = query.unsqueeze(2)
-        mixed = F.scaled_dot_product_attention(one, key, value, attn_mask=texts.mask, scale=own.scaling).flatten(1)
+    # a key's bias adds the same to all scores of a head, which softmax takes out again
+    asked = torch.einsum("nhd,hdD->nhD", query, own.key.weight.view(heads, -1, states.shape[2]))
+    scores = (asked @ states.transpose(1, 2)).mul_(own.scaling)  # (n, heads, length)
+    if texts.mask is not None:
+        scores = scores.masked_fill_(~texts.mask.squeeze(1), float("-inf"))
+    seen = scores.softmax(dim=2) @ states  # (n, heads, D)
+    mixed = torch.einsum("nhD,hdD->nhd", seen, own.value.weight.view(heads, -1, states.shape[2])).flatten(1)
+    mixed = mixed if own.value.bias is None else mixed + own.value.bias
     return _joined(attention.output, mixed, first)
 
 

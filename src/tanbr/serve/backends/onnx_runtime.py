@@ -9,19 +9,18 @@ padding included.
 import math
 import threading
 from collections.abc import Mapping
-from importlib.util import find_spec
-from typing import Any, Self, Unpack
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tanbr.errors import ConfigError, InputError
-from tanbr.merge import Moe
+from tanbr.merge.int8 import Int8Linear
 from tanbr.moe.pooling import Pooling
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
-from tanbr.serve.backends.backend import Wanted
+from tanbr.serve.backends.choose import Precision
 from tanbr.serve.backends.torch_eager import TorchEager
 from tanbr.types import FloatArray
 
@@ -40,21 +39,19 @@ class OnnxRuntime(TorchEager):
         self._lock = threading.Lock()
 
     @classmethod
-    def build(cls, moe: Moe, **wanted: Unpack[Wanted]) -> Self:
-        """Merge into a new model, if ONNX Runtime can run it."""
-        try:
-            import onnx  # noqa: F401
-            import onnxruntime  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                f"the backend onnx needs {error.name}; pip install 'tanbr[onnx]', or serve with --backend torch"
-            ) from None
-        if (device := wanted["device"]) != "cpu":
-            raise ConfigError(f"the backend onnx runs on the CPU (got device {device!r}); set device to cpu")
-        made = super().build(moe, **wanted)
-        if (why := _not_runnable(made.model)) is not None:
-            raise InputError(f"the backend onnx runs float32 BERT classifiers (got {why}); serve with --backend torch")
-        return made
+    def unable(cls, model: Any, precision: Precision) -> str:
+        """Say why ONNX Runtime cannot run a model in a precision."""
+        for package in ("onnx", "onnxruntime"):
+            try:
+                import_module(package)
+            except Exception as error:  # one that is there may still fail to load
+                named = "" if isinstance(error, ModuleNotFoundError) else f" ({str(error).strip().splitlines()[0]})"
+                return f"the backend onnx needs {package}{named}; pip install 'tanbr[onnx]', or serve with --backend torch"
+        if precision == "bf16":
+            return "the backend onnx has no bf16; serve with --backend torch, or in fp32 or int8"
+        if (why := _not_runnable(model)) is not None:
+            return f"the backend onnx runs BERT classifiers on the CPU (got {why}); serve with --backend torch"
+        return ""
 
     def classify(self, inputs: Inputs) -> FloatArray:
         """Answer padded texts: logits (n, columns)."""
@@ -74,17 +71,14 @@ class OnnxRuntime(TorchEager):
         return np.concatenate(parts).astype(np.float64)
 
 
-def runs(model: Any) -> bool:
-    """Whether ONNX Runtime is installed and can run a model."""
-    return all(map(find_spec, ("onnx", "onnxruntime"))) and _not_runnable(model) is None
-
-
 def _not_runnable(model: Any) -> str | None:
     """Say what about a model the graph below does not compute; None if it can run it."""
     if not bert_pass.takes(model):
         return type(model).__name__
     if model.config.hidden_act != "gelu":
         return f"the activation {model.config.hidden_act}"
+    if model.device.type != "cpu":
+        return f"device {model.device.type}"
     return next((str(p.dtype) for p in model.parameters() if p.dtype != torch.float32), None)
 
 
@@ -99,8 +93,10 @@ def session(model: Any, *, threads: int, masked: bool, prepacked: bool = False) 
     options.add_session_config_entry("session.disable_prepacking", "0" if prepacked else "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
-    data, names = graph(model.config, masked=masked)
-    values = [onnxruntime.OrtValue.ortvalue_from_numpy(model.get_parameter(name).detach().numpy()) for name in names]
+    int8 = frozenset(name for name, module in model.named_modules() if isinstance(module, Int8Linear))
+    data, names = graph(model.config, masked=masked, int8=int8)
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name].detach().numpy()) for name in names]
     options.add_external_initializers(names, values)  # it would look for a file otherwise, but this makes copies …
     for name, value in zip(names, values, strict=True):
         options.add_initializer(name, value)  # … and this does not
@@ -109,14 +105,15 @@ def session(model: Any, *, threads: int, masked: bool, prepacked: bool = False) 
     return made
 
 
-def graph(config: Any, *, masked: bool) -> tuple[bytes, list[str]]:
+def graph(config: Any, *, masked: bool, int8: frozenset[str] = frozenset()) -> tuple[bytes, list[str]]:
     """Write the graph of a BERT's configuration, for texts of one length or, `masked`, of any; and the weights' names.
 
+    The maps named in `int8` have their weights so (`merge.int8.Int8Linear`), and activations by one scale a batch.
     Inputs are input_ids, token_type_ids and attention_mask (n, length), the output is `logits` (n, columns).
     """
     from onnx import TensorProto, helper
 
-    graph = _Graph(config, masked=masked)
+    graph = _Graph(config, masked=masked, int8=int8)
     hidden = graph.embedded()
     *layers, last = (f"bert.encoder.layer.{number}" for number in range(config.num_hidden_layers))
     for layer in layers:
@@ -140,10 +137,10 @@ def graph(config: Any, *, masked: bool) -> tuple[bytes, list[str]]:
 class _Graph:
     """Nodes in the order they are computed. Methods take and give names of tensors."""
 
-    def __init__(self, config: Any, *, masked: bool) -> None:
+    def __init__(self, config: Any, *, masked: bool, int8: frozenset[str]) -> None:
         import onnx
 
-        self.onnx, self.config, self.masked, self.D = onnx, config, masked, config.hidden_size
+        self.onnx, self.config, self.masked, self.D, self.int8 = onnx, config, masked, config.hidden_size, int8
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
         self.weights: dict[str, None] = {}  # the names, in order
@@ -161,20 +158,28 @@ class _Graph:
         self.constants.append(self.onnx.numpy_helper.from_array(np.array(values, dtype=dtype), name))
         return name
 
-    def weight(self, name: str, *shape: int) -> str:
+    def weight(self, name: str, *shape: int, int8: bool = False) -> str:
         """Take a weight from outside: the graph says that it lies in a file, which does not exist."""
         if name not in self.weights:
             self.weights[name] = None
             proto = self.onnx.TensorProto
-            place = proto(name=name, data_type=proto.FLOAT, dims=shape, data_location=proto.EXTERNAL)
-            for key, value in (("location", "torch"), ("offset", 0), ("length", 4 * math.prod(shape))):
+            kind, nbytes = (proto.INT8, 1) if int8 else (proto.FLOAT, 4)
+            place = proto(name=name, data_type=kind, dims=shape, data_location=proto.EXTERNAL)
+            for key, value in (("location", "torch"), ("offset", 0), ("length", nbytes * math.prod(shape))):
                 place.external_data.add(key=key, value=str(value))
             self.constants.append(place)
         return name
 
     def linear(self, x: str, module: str, inner: int, outer: int, *, name: str = "") -> str:
         """Map (rows, inner) to (rows, outer)."""
-        weight, bias = self.weight(f"{module}.weight", outer, inner), self.weight(f"{module}.bias", outer)
+        bias = self.weight(f"{module}.bias", outer)
+        if module in self.int8:
+            values, scale = (
+                self.weight(f"{module}.values", inner, outer, int8=True),
+                self.weight(f"{module}.scale", outer),
+            )
+            return self.op("DynamicQuantizeMatMul", x, values, scale, "", bias, domain=CONTRIB, name=name)
+        weight = self.weight(f"{module}.weight", outer, inner)
         return self.op("Gemm", x, weight, bias, transB=1, name=name)
 
     def norm(self, module: str) -> list[str]:

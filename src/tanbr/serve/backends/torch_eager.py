@@ -1,21 +1,29 @@
-"""transformers' own dense model, run by torch: as it is, or a BERT classifier without what its answer does not need."""
+"""transformers' own dense model, run by torch: as it is, or a BERT classifier without what its answer does not need.
+
+In bf16 all of it is; in int8 its linear maps are, but for those that are asked for one token a text. A merge writes
+either straight from the experts, a tensor at a time: there is no copy in float32.
+"""
 
 import copy
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge.blend import finite
+from tanbr.merge.int8 import Int8Linear, quantised
 from tanbr.merge.skeleton import locate
 from tanbr.moe.device import device_of
 from tanbr.moe.pooling import Pooling
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
 from tanbr.serve.backends.backend import Backend, Size, Wanted, Writing
+from tanbr.serve.backends.choose import PRECISIONS, Precision, Way, chosen, instructions, refused
 from tanbr.serve.decode import Decoded, decode, on_device
 from tanbr.types import Blend, FloatArray
 
@@ -37,20 +45,32 @@ class TorchEager(Backend):
         numbers = [str(number) for number in range(model.config.hidden_size)] if self.embeds else []
         self.columns = () if self.writes else tuple(numbers or labels)
         self.outputs = outputs  # where merged tensors go, by name: the FFNs
+        self._int8 = {name: module for name, module in model.named_modules() if isinstance(module, Int8Linear)}
+        halves = any(tensor.dtype == torch.bfloat16 for tensor in outputs.values())
+        self.precision = "int8" if self._int8 else "bf16" if halves else "fp32"
         self._lean = bert_pass.takes(model)
 
     @classmethod
-    def build(cls, moe: Moe, **wanted: Unpack[Wanted]) -> Self:
-        """Merge into a new model's own FFNs."""
-        model = moe.dense(wanted["blend"]).to(device_of(wanted["device"])).eval()
-        bare = moe.plan.config().architectures[0].endswith("Model")
-        return cls(model, outputs_of(model, moe), pooling=Pooling.of(moe.path) if bare else None)
+    def build(cls, moe: Moe, **wanted: Unpack[Wanted]) -> "TorchEager":
+        """Merge into a new model, in the precision that is asked for or serves best."""
+        return build(moe, (cls,), **wanted)
+
+    @classmethod
+    def unable(cls, model: Any, precision: Precision) -> str:  # noqa: ARG003
+        """Say why this backend cannot run a model in a precision; empty if it can."""
+        return ""
+
+    @classmethod
+    def of(cls, exact: "TorchEager", moe: Moe, precision: Precision) -> Self:
+        """Make a model in a precision of one in float32, with which it shares what stays as it was."""
+        model = lowered(exact.model, moe, precision)
+        return cls(model, outputs_of(model, moe), pooling=exact._pooling)
 
     @property
     def size(self) -> Size:
         """What the model takes."""
         tensors = {storage_of(tensor): tensor for tensor in tensors_of(self.model)}
-        own = {storage_of(out): out.untyped_storage().nbytes() for out in self.outputs.values()}
+        own = {storage_of(out): out.untyped_storage().nbytes() for out in self._own()}
         return Size(
             sum(tensor.numel() for tensor in tensors.values()),
             sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
@@ -60,17 +80,34 @@ class TorchEager(Backend):
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) into the FFNs, resting between tensors so that at most `share` of the time is work."""
         started = time.perf_counter()
-        for name, tensor in moe.tensors(blend, into=self.outputs.__getitem__, changing=True):
+        into = None if self._int8 else self.outputs.__getitem__
+        for name, tensor in moe.tensors(blend, into=into, changing=True):
             finite(name, tensor)
+            if into is None:
+                self._put(name, tensor)
             moe.release()
             started = rest(started, share)
 
+    def _put(self, name: str, tensor: Tensor) -> None:
+        """Write a merged tensor into an int8 model."""
+        if (int8 := self._int8.get(name.removesuffix(".weight"))) is not None and name.endswith(".weight"):
+            int8.load(tensor)
+        else:
+            self.outputs[name].copy_(tensor)
+
     def twin(self, moe: Moe) -> Self:
         """Make a second one that shares every tensor but the FFNs'."""
-        own = {storage_of(out) for out in self.outputs.values()}
+        own = {storage_of(tensor) for tensor in self._own()}
         shared = {id(tensor): tensor for tensor in tensors_of(self.model) if storage_of(tensor) not in own}
         model = copy.deepcopy(self.model, dict(shared))
-        return type(self)(model, outputs_of(model, moe), pooling=self._pooling)
+        other = type(self)(model, outputs_of(model, moe), pooling=self._pooling)
+        other.agreement = self.agreement
+        return other
+
+    def _own(self) -> list[Tensor]:
+        """List what a merge writes."""
+        maps = (self._int8.get(name.removesuffix(".weight")) for name in self.outputs)
+        return [*self.outputs.values(), *(int8.scale for int8 in maps if int8 is not None)]
 
     @torch.inference_mode()
     def classify(self, inputs: Inputs) -> FloatArray:
@@ -88,9 +125,56 @@ class TorchEager(Backend):
         return decode(self.model, inputs, **how)
 
 
+def build(moe: Moe, kinds: tuple[type[TorchEager], ...], **wanted: Unpack[Wanted]) -> TorchEager:
+    """Merge into a new model that one of these backends runs; which, and in which precision, a trial decides."""
+    asked, device = wanted["precision"], wanted["device"]
+    if asked != "auto" and (no := refused(asked, device)) is not None:
+        raise no
+    model = moe.dense(wanted["blend"]).to(device_of(device)).eval()
+    bare = moe.plan.config().architectures[0].endswith("Model")
+    exact = TorchEager(model, outputs_of(model, moe), pooling=Pooling.of(moe.path) if bare else None)
+    fixed = exact.writes or exact.embeds  # no trial: nobody can say that another precision answers alike
+    native = ("fp32", *(() if fixed else instructions(device)))
+    wants: tuple[Precision, ...] = tuple(one for one in PRECISIONS if one == asked or (asked == "auto" and one in native))
+    why = {(kind, one): kind.unable(model, one) for kind in kinds for one in wants}
+    ways = [
+        Way(kind.name, one, partial(kind.of, exact, moe, one))
+        for kind, one in why
+        if not why[kind, one] and (kind is kinds[0] or device == "cpu")
+    ]
+    if not ways:
+        raise InputError(next(iter(why.values())))
+    asks = len(ways) > 1 or asked in ("bf16", "int8")
+    made: TorchEager = chosen(exact, ways, wanted["probes"]() if asks else (), device=device, asked=asked)
+    return made
+
+
+def lowered(model: Any, moe: Moe, precision: Precision) -> Any:
+    """Copy a model in float32 into another precision; what the copy has in float32 it shares."""
+    if precision == "fp32":
+        return model
+    if precision == "bf16":
+        return copy.deepcopy(model).to(torch.bfloat16)
+    if model.config.architectures[0].endswith("Model"):
+        raise InputError("int8 is measured by the answers that stay the same, and vectors have none; use fp32 or bf16")
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    maps = {storage_of(tensor) for module in linear.values() for tensor in module.parameters()}
+    whole = {name: locate(model, name) for name in moe.plan.targets(changing=True)}
+    odd = next((name for name, out in whole.items() if storage_of(out) not in maps), None)
+    if odd is not None:
+        raise InputError(f"a blend changes {odd}, which is no linear map; serve this model in fp32 or bf16")
+    blended = {name.removesuffix(".weight") for name in whole}
+    return quantised(model, only=linear.keys() - (bert_pass.of_one_token(model) - blended))
+
+
 def outputs_of(model: nn.Module, moe: Moe) -> dict[str, Tensor]:
     """Find where in a model merged tensors go, by name."""
-    return {name: locate(model, name) for name in moe.plan.targets(changing=True)}
+    found = {}
+    for name in moe.plan.targets(changing=True):
+        module, _, last = name.rpartition(".")
+        holder = model.get_submodule(module) if last == "weight" else None
+        found[name] = holder.values if isinstance(holder, Int8Linear) else locate(model, name)
+    return found
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:

@@ -1,0 +1,168 @@
+"""Which backend and precision serve a model: the fastest of those that answer as float32 does, by a trial at start.
+
+The trial asks what serving asks: batches of texts of like length, and single ones, by as many threads at once as there
+are workers. What is faster on one thread alone may lose there, where threads wait for each other between operations.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tanbr.errors import ConfigError, InputError
+from tanbr.moe.text import Inputs
+from tanbr.serve.config import MOST_WORKERS, usable_cores
+
+Precision: TypeAlias = Literal["fp32", "bf16", "int8"]  # of products; fp32 is the checkpoint's own where that is less
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
+AGREEMENT = 0.995  # least share of labels that must be those of float32 …
+LEAST = 200  # … of so many texts: one in 200 may differ
+BROKEN = 0.9  # a precision that was asked for is refused below this: the kernels are wrong, or the model cannot bear it
+GAIN = 1.05  # how much faster another way has to be than the one before it
+SECONDS = 5.0  # of the trial
+ROUNDS = 7  # most of them; the best of each way counts
+
+log = logging.getLogger("tanbr.serve")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a model."""
+
+    backend: str
+    precision: Precision
+    make: Callable[[], Any]  # a backend
+
+    def __str__(self) -> str:
+        """As people read it."""
+        return f"{self.precision} by {self.backend}"
+
+
+def instructions(device: str) -> tuple[str, ...]:
+    """Name what a device multiplies natively, of bf16 and int8."""
+    if torch.device(device).type == "cuda":
+        return ("bf16",) if torch.cuda.is_bf16_supported(including_emulation=False) else ()
+    if torch.device(device).type != "cpu":
+        return ()
+    found = {
+        "bf16": torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported(),
+        "int8": torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported(),
+    }
+    return tuple(name for name, has in found.items() if has)
+
+
+def refused(precision: str, device: str) -> ConfigError | None:
+    """Say why a device cannot serve in a precision; None if it can.
+
+    bf16 without its instructions was measured to take five times as long as float32; int8 without VNNI half as long.
+    """
+    kind = torch.device(device).type
+    if precision == "int8" and kind != "cpu":
+        return ConfigError(f"int8 runs on the CPU (got device {device!r}); set precision to bf16 or fp32")
+    if precision == "bf16" and kind == "cpu" and "bf16" not in instructions(device):
+        return ConfigError("this CPU has neither AVX-512-BF16 nor AMX, without which bf16 is slower than fp32; use fp32")
+    return None
+
+
+def chosen(exact: Any, ways: Sequence[Way], batches: Sequence[Inputs], *, device: str, asked: str) -> Any:
+    """Make the fastest of the ways that has the labels of `exact`, the model in float32; the first is the fallback.
+
+    A precision that was `asked` for is taken unless its answers are nonsense.
+    """
+    rows = sum(len(inputs["input_ids"]) for inputs in batches)
+    said, kept = "", [way for way in ways if way.precision == "fp32"]
+    if asked == "auto" and rows < LEAST and len(kept) < len(ways):
+        said = f"{rows} texts of a history are too few to judge a precision by ({LEAST} are needed), so fp32 serves"
+        ways = kept
+    rows = 0 if exact.embeds else rows  # a vector is no answer that could be the same
+    labels = _labels(exact, batches) if rows and any(way.precision != "fp32" for way in ways) else None
+    least = AGREEMENT if asked == "auto" else BROKEN
+    ready: list[tuple[Way, Any]] = []
+    lines: list[str] = []
+    for way in ways:
+        try:
+            made = way.make()
+            if way.precision != "fp32" and labels is not None:
+                made.agreement = float(np.mean(_labels(made, batches) == labels))
+            elif len(ways) > 1 and batches:
+                made.classify(batches[0])
+        except Exception as error:  # whatever a library raises: another way serves as well
+            if len(ways) == 1:
+                raise
+            lines.append(f"{way} fails ({type(error).__name__}: {str(error).strip().splitlines()[0]})")
+            continue
+        if made.agreement is not None and made.agreement < least:
+            lines.append(f"{way} has {made.agreement:.1%} of fp32's labels, too few")
+            continue
+        ready.append((way, made))
+    if not ready:
+        raise InputError(f"{'; '.join(lines)}: serve this model in fp32")
+    took = 0
+    if len(ready) > 1 and batches:
+        seconds = trial([made for _, made in ready], batches, workers=min(usable_cores(), MOST_WORKERS) if device == "cpu" else 1)
+        for number in range(1, len(ready)):
+            took = number if seconds[number] * GAIN < seconds[took] else took
+        lines = [
+            f"{way} {seconds[0] / one:.2f}" + ("" if made.agreement is None else f" ({made.agreement:.1%} of labels)")
+            for (way, made), one in zip(ready, seconds, strict=True)
+        ] + lines
+    way, made = ready[took]
+    if len(ways) > 1 or made.agreement is not None:
+        share = "" if made.agreement is None else f", {made.agreement:.1%} of {rows} labels as in fp32"
+        made.chosen = f"{way} serves{share}" + (f"; speeds: {', '.join(lines)}" if len(ways) > 1 else "")
+    made.chosen = ". ".join(filter(None, (said, made.chosen)))
+    return made
+
+
+def _labels(backend: Any, batches: Sequence[Inputs]) -> NDArray[np.intp]:
+    """List the best label of every text, or the first token that is written."""
+    if not backend.writes:
+        return np.concatenate([backend.classify(inputs).argmax(axis=1) for inputs in batches])
+    found = []
+    for inputs in batches:
+        written = backend.generate(inputs, limits=[1] * len(inputs["input_ids"]), on_step=lambda _: ())
+        found += [-1 if answer is None or not len(answer.tokens) else answer.tokens[0] for answer in written]
+    return np.array(found, dtype=np.intp)
+
+
+def trial(backends: Sequence[Any], batches: Sequence[Inputs], *, workers: int) -> list[float]:
+    """Measure the seconds of each for the same texts: whole batches and single texts count alike.
+
+    Every worker, a thread of one core as when all are busy, answers all of it at once.
+    """
+    ones = [{name: table[:1, : int(b["attention_mask"][0].sum())] for name, table in b.items()} for b in batches]
+    some = batches[:: max(1, len(batches) // 4)][:4]
+    best = np.full((len(backends), 2), np.inf)
+    ends = time.monotonic() + SECONDS
+    for round_ in range(ROUNDS):
+        for number, backend in enumerate(backends):
+            for kind, asked in enumerate((some, ones[:8])):
+                seconds = _together(backend, asked, workers)
+                best[number, kind] = min(best[number, kind], seconds if round_ or len(backends) < 2 else np.inf)
+        if round_ and time.monotonic() > ends:
+            break
+    return [float(np.sqrt(np.prod(row / best[0]))) for row in best]
+
+
+def _together(backend: Any, batches: Sequence[Inputs], workers: int) -> float:
+    def work() -> None:
+        torch.set_num_threads(1)  # of this thread's own arithmetic
+        ready.wait()
+        for inputs in batches:
+            backend.classify(inputs)
+
+    ready = threading.Barrier(workers + 1)
+    threads = [threading.Thread(target=work) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    started = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - started
