@@ -21,15 +21,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of this process, the client
 
 import torch
 import transformers
-from rich.console import Console
-from rich.table import Table
 
-from serving import backends, faults, memory, slots, speed
+from serving import backends, faults, memory, picture, slots, speed
 from serving.models import Given
 from tanbr.files import write_atomically
 
 Section = Callable[[dict[str, Any]], dict[str, Any]]  # what was measured before → what is known now
-console = Console()
 
 
 def sections(args: argparse.Namespace, given: Given) -> dict[str, Section]:
@@ -62,9 +59,6 @@ def sections(args: argparse.Namespace, given: Given) -> dict[str, Section]:
     found["memory"] = lambda _: memory.memory(large, work, threads=threads, swaps=3 if quick else 10)
     found["soak"] = lambda _: memory.soak(work, threads=1, minutes=args.soak_minutes)
     found["kills"] = lambda _: faults.kills(work, count=4 if quick else args.kills)
-    found["full disk"] = lambda _: faults.full_disk(work)
-    found["corrupt experts"] = lambda _: faults.corrupt_experts(work)
-    found["raising router"] = lambda _: faults.raising_router(work)
     return found
 
 
@@ -119,15 +113,17 @@ def main() -> None:
                 continue
             adds = name.startswith("throughput")
             if name in results and not args.again and not adds:
-                console.print(f"{name}: done before")
+                print(f"{name}: done before")
                 continue
             started = time.perf_counter()
             results[name] = measure({} if args.again else results.get(name, {}))
             results[name]["command"] = command
-            console.print(f"[bold]{name}[/] ({time.perf_counter() - started:.0f} s)")
-            console.print(table(results[name]))
+            print(f"{name} ({time.perf_counter() - started:.0f} s)")
+            shown = {key: value for key, value in results[name].items() if key not in ("kept_rounds", "runs")}
+            print(json.dumps(shown, indent=1))
             if args.out:
                 write_atomically(args.out, json.dumps(done, indent=1) + "\n")
+                picture.draw(results, args.out.with_suffix(".png"))
 
 
 def processor() -> dict[str, Any]:
@@ -144,28 +140,6 @@ def processor() -> dict[str, Any]:
 def pairs(options: list[str]) -> dict[str, str]:
     """Read NAME=VALUE options."""
     return {name: value for name, _, value in (option.partition("=") for option in options)}
-
-
-def table(result: dict[str, Any]) -> Table:
-    """Show a section's figures."""
-    shown = Table(show_header=False, box=None)
-    for name, value in _flat(result):
-        shown.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
-    return shown
-
-
-def _flat(result: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for name, value in result.items():
-        if isinstance(value, dict) and set(value) == {"median", "least", "most"}:
-            rows.append((prefix + name, f"{value['median']:.4g}  ({value['least']:.4g} … {value['most']:.4g})"))
-        elif name in ("kept_rounds", "runs"):
-            continue  # every round of every server: for the file
-        elif isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{name}: ")
-        else:
-            rows.append((prefix + name, value))
-    return rows
 
 
 if __name__ == "__main__":

@@ -41,10 +41,6 @@ def backends(size: str, work: Path, *, rounds: int) -> dict[str, Any]:
         for name, engine in engines.items():
             ways[name] = partial(engine.live.backend.classify, inputs)
         ways["int8, FFNs alone"] = partial(_lean, ffns_alone, tensors)
-        if find_spec("openvino"):
-            from serving import openvino_way
-
-            ways |= openvino_way.ways(model, tensors)
         for run in ways.values():
             run()
         times = [{name: _seconds(run, 32 // count) for name, run in ways.items()} for _ in range(rounds)]

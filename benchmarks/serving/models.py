@@ -26,6 +26,21 @@ SIZES = {
     "base": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
 }
 LABELS = 15
+EXPORT = """
+import sys, torch
+from transformers import AutoModelForSequenceClassification
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], attn_implementation="eager").eval()
+names = ["input_ids", "attention_mask", "token_type_ids"]
+texts = (torch.ones(2, 9, dtype=torch.int64),) * 2 + (torch.zeros(2, 9, dtype=torch.int64),)
+axes = {name: {0: "batch", 1: "length"} for name in names} | {"logits": {0: "batch"}}
+torch.onnx.export(model, texts, f"{sys.argv[1]}/model.onnx", input_names=names, output_names=["logits"],
+                  dynamic_axes=axes, opset_version=17, dynamo=False)
+"""
+QUANTISE = """
+import sys
+from onnxruntime.quantization import quantize_dynamic
+quantize_dynamic(f"{sys.argv[1]}/model.onnx", f"{sys.argv[1]}/model_quantized.onnx", per_channel=True)
+"""
 WORDS = 60  # a text's length, about as many tokens
 
 
@@ -52,21 +67,21 @@ class Given:
         folder = self.work / f"dense-{size}"
         if not folder.exists():
             command = [str(Path(sys.executable).with_name("tanbr")), "merge", str(self.checkpoint(size)), str(folder)]
-            subprocess.run([*command, "--blend", "even"], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([*command, "--blend", "even", "--force"], check=True, stdout=subprocess.DEVNULL)
         return folder
 
     def onnx(self, size: str, *, quantised: bool) -> Path:
-        """Write the dense model as Infinity reads it, by the tools of its own environment; once."""
+        """Write the dense model as Infinity's ONNX engine reads it, by the tools of its own environment; once."""
         plain, folder = self.work / f"onnx-{size}", self.work / f"onnx-{size}{'-int8' * quantised}"
-        tool = str(Path(self.pythons["infinity"]).with_name("optimum-cli"))
+        python = self.pythons["infinity"]
         if not plain.exists():
-            export = ["export", "onnx", "--model", str(self.dense(size)), "--task", "text-classification", str(plain)]
-            subprocess.run([tool, *export], check=True, stdout=subprocess.DEVNULL)
+            shutil.copytree(self.dense(size), plain)
+            subprocess.run([python, "-c", EXPORT, str(plain)], check=True, stdout=subprocess.DEVNULL)
+            (plain / "model.safetensors").unlink()
         if not folder.exists():
-            quantise = ["onnxruntime", "quantize", "--onnx_model", str(plain), "--avx512_vnni", "-o", str(folder)]
-            subprocess.run([tool, *quantise], check=True, stdout=subprocess.DEVNULL)
-            for file in plain.glob("*token*"):
-                shutil.copy(file, folder)
+            shutil.copytree(plain, folder)
+            subprocess.run([python, "-c", QUANTISE, str(folder)], check=True, stdout=subprocess.DEVNULL)
+            (folder / "model.onnx").unlink()
         return folder
 
     @cached_property
