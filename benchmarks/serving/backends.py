@@ -1,9 +1,11 @@
-"""The backends beside transformers' own forward pass in float32: speed on one core, and labels on real rows."""
+"""Every backend and precision: texts a second by all cores, over texts of GLUE's lengths, and what a merge takes."""
 
-import statistics
+import json
+import platform
+import sys
+import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,79 +15,69 @@ import torch
 
 from serving.models import checkpoint, texts
 from serving.speed import spread
-from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
-from tanbr.merge.int8 import quantised
-from tanbr.moe import embedded
-from tanbr.serve.backends import BACKENDS, bert_pass
+from tanbr.serve.backends.choose import Precision, instructions
+from tanbr.serve.config import usable_cores
 from tanbr.serve.engine import Engine
 
-ROWS = 80  # of each generated task
-AGREEMENT = 0.995
+MEDIAN, SPREAD = 28, 0.55  # tokens of a text of GLUE, about: lengths are log-normal
+WAYS: list[tuple[str, Precision]] = [("torch", "fp32"), ("torch", "bf16"), ("torch", "int8")]
+WAYS += [("onnx", "fp32"), ("onnx", "int8")] if find_spec("onnxruntime") else []
 
 
 def backends(size: str, work: Path, *, rounds: int) -> dict[str, Any]:
-    """Texts per second of processor time of each backend, over those of transformers' pass in the same round."""
-    torch.set_num_threads(1)
-    names = [name for name in BACKENDS if name != "onnx" or find_spec("onnxruntime")]
+    """Texts per second of each way in each round, batches as the server forms them, one thread for each core."""
     moe = open_moe(checkpoint(size, work))
-    engines = {name: Engine(moe, backend=name, least_agreement=0.0) for name in names}
-    model = moe.dense()
-    ffns_alone = quantised(model, only={piece.target.removesuffix(".weight") for piece in moe.plan.blended})
-    result: dict[str, Any] = {"size": size, "rounds": rounds, "threads": 1}
-    for count in (1, 32):
-        encoded = engines["torch"].encode.encode(texts(count)).columns
-        inputs = engines["torch"].encode.pad(encoded)
-        tensors = {name: torch.from_numpy(table) for name, table in inputs.items()}
-        ways: dict[str, Callable[[], Any]] = {"transformers": partial(_whole, model, tensors)}
-        for name, engine in engines.items():
-            ways[name] = partial(engine.live.backend.classify, inputs)
-        ways["int8, FFNs alone"] = partial(_lean, ffns_alone, tensors)
-        for run in ways.values():
-            run()
-        times = [{name: _seconds(run, 32 // count) for name, run in ways.items()} for _ in range(rounds)]
-        result[f"{count} texts"] = {
-            name: spread([one["transformers"] / one[name] for one in times]) for name in ways if name != "transformers"
-        } | {"transformers_ms_a_text": spread([1e3 * one["transformers"] / count for one in times])}
-    return result | {"labels": agreement(names)}
+    native = ("fp32", "int8", *instructions("cpu"))
+    engines = {f"{p} by {b}": Engine(moe, backend=b, precision=p) for b, p in WAYS if p in native}
+    first = next(iter(engines.values()))
+    rng = np.random.default_rng(0)
+    words = " ".join(texts(8)).split()
+    lengths = np.clip(rng.lognormal(np.log(MEDIAN), SPREAD, 64).astype(int), 4, 120)
+    some = [" ".join(rng.choice(words, length)) for length in lengths]
+    cores = usable_cores()
+    asked = {"32 a request": first.alike(some[:32]), "single": [first.alike([text])[0] for text in some[:12]]}
+    result: dict[str, Any] = {"size": size, "rounds": rounds, "threads": cores, "cpu": platform.processor()}
+    result |= {"instructions": instructions("cpu"), "tokens": float(lengths.mean()), "ways": {}}
+    for name, engine in engines.items():
+        result["ways"][name] = {"nbytes": engine.live.backend.size.nbytes, "own": engine.live.backend.size.own_bytes}
+    for kind, batches in asked.items():
+        count = sum(len(batch["input_ids"]) for batch in batches)
+        found: dict[str, list[float]] = {name: [] for name in engines}
+        for round_ in range(rounds + 1):
+            for name, engine in engines.items():
+                seconds = _seconds(engine.live.backend.classify, batches, cores)
+                found[name] += [cores * count / seconds] if round_ else []
+        for name, rates in found.items():
+            ratio = [one / base for one, base in zip(rates, found["fp32 by torch"], strict=True)]
+            result["ways"][name][kind] = {"texts_per_s": spread(rates), "of_fp32_by_torch": spread(ratio)}
+    torch.set_num_threads(1)
+    for name, engine in engines.items():
+        times = []
+        for _ in range(rounds):
+            started = time.perf_counter()
+            engine.swap(rng.dirichlet(np.ones(moe.num_experts)))
+            times.append(time.perf_counter() - started)
+        result["ways"][name]["merge_s"] = spread(times)
+    return result
 
 
-def agreement(names: list[str]) -> dict[str, list[float]]:
-    """Share of the embedded model's rows whose best label is torch's, over the even blend and two others.
+def _seconds(classify: Callable[[Any], Any], batches: list[Any], threads: int) -> float:
+    def work() -> None:
+        torch.set_num_threads(1)
+        for batch in batches:
+            classify(batch)
 
-    int8 is what the server makes of it when `int8_agreement` is 0.995.
-    """
-    moe = open_moe(embedded.path())
-    rows = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, ROWS, seed=6, split="test")]
-    probes = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, ROWS, seed=7, split="test")]
-    engines = {name: Engine(moe, backend=name, probes=probes, least_agreement=AGREEMENT) for name in names}
-    engines["int8, all maps"] = Engine(moe, backend="int8", least_agreement=0.0)
-    same: dict[str, list[float]] = {name: [] for name in engines if name != "torch"}
-    for blend in (np.full(8, 1 / 8), np.eye(8)[2], np.random.default_rng(0).dirichlet(np.full(8, 0.5))):
-        labels = {}
-        for name, engine in engines.items():
-            engine.swap(blend)
-            labels[name] = engine.logits(rows)[:, :14].argmax(axis=1)
-        for name in same:
-            same[name].append(float((labels[name] == labels["torch"]).mean()))
-    return same
+    some = [threading.Thread(target=work) for _ in range(threads)]
+    started = time.perf_counter()
+    for one in some:
+        one.start()
+    for one in some:
+        one.join()
+    return time.perf_counter() - started
 
 
-@torch.inference_mode()
-def _whole(model: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    return model(**tensors)
-
-
-@torch.inference_mode()
-def _lean(model: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    return bert_pass.logits(model, **tensors)
-
-
-def _seconds(run: Callable[[], Any], times: int) -> float:
-    """Median seconds of a pass, by this process's own clock: others may have the processor meanwhile."""
-    found = []
-    for _ in range(max(1, times // 4)):
-        started = time.process_time()
-        run()
-        found.append(time.process_time() - started)
-    return statistics.median(found)
+if __name__ == "__main__":  # python benchmarks/serving/backends.py WORK OUT SIZE…
+    found = {size: backends(size, Path(sys.argv[1]), rounds=5) for size in sys.argv[3:]}
+    found["command"] = {"argv": ["python", "-m", "serving.backends", "WORK", "OUT", *sys.argv[3:]]}
+    Path(sys.argv[2]).write_text(json.dumps(found, indent=1) + "\n")

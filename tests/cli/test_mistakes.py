@@ -34,7 +34,9 @@ MISTAKES = {
     f"serve --ray {NO_ENGINE}": "--ray and --engine do not go together",
     "serve --port 0 --engine vllm": "--engine vllm needs --engine-url",
     "serve --port 0 --engine-url http://127.0.0.1:9": "--engine-url needs --engine",
-    f"serve --port 0 --backend int8 {NO_ENGINE}": "leave --backend out",
+    f"serve --port 0 --backend onnx {NO_ENGINE}": "leave --backend out",
+    f"serve --port 0 --precision int8 {NO_ENGINE}": "leave --precision out",
+    "serve --precision int4": "'int4' is not one of 'auto', 'fp32', 'bf16', 'int8'",
     f"serve --port 0 {NO_ENGINE}": "vllm runs causal language models",
     "send a-text": "cannot reach http://127.0.0.1:9",
     "send a-text --server no-url": "no-url",
@@ -107,6 +109,6 @@ def test_a_corrupt_embedded_model_is_named(mistake: Mistake, tmp_path: Path, mon
 
 
 def test_an_option_that_is_not_there_exits_with_2(tmp_path: Path) -> None:
-    done = tanbr("serve", "--precision", "int8", cwd=tmp_path)
+    done = tanbr("serve", "--int8", cwd=tmp_path)
     assert done.returncode == 2
-    assert "No such option: --precision" in done.stderr
+    assert "No such option: --int8" in done.stderr

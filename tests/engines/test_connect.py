@@ -34,7 +34,7 @@ def test_a_blend_is_loaded_when_a_server_goes_on(vllm: FakeVllm, mixtral: Moe, t
     blend = np.array([1.0, 0, 0, 0])
     for wanted, loads in ((None, 0), (blend, 1), (blend, 1)):
         vllm.paused = loads > 0  # as a server that was killed while it changed weights leaves it
-        made = build(mixtral, blend=wanted, models=1, device="cpu", probes=list, least_agreement=0.0)
+        made = build(mixtral, blend=wanted, models=1, device="cpu", probes=list, precision="fp32")
         assert (vllm.loads, vllm.paused) == (loads, False)
         assert made.available == (wanted is not None)
         assert len(list(tmp_path.iterdir())) == 1
@@ -42,7 +42,7 @@ def test_a_blend_is_loaded_when_a_server_goes_on(vllm: FakeVllm, mixtral: Moe, t
         assert list(tmp_path.iterdir()) == []
     vllm.refuses = "no"
     with pytest.raises(TanbrError, match="cannot be loaded"):
-        build(mixtral, blend=np.array([0, 1.0, 0, 0]), models=1, device="cpu", probes=list, least_agreement=0.0)
+        build(mixtral, blend=np.array([0, 1.0, 0, 0]), models=1, device="cpu", probes=list, precision="fp32")
     assert list(tmp_path.iterdir()) == []
 
 

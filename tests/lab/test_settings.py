@@ -33,7 +33,7 @@ def test_the_defaults_are_complete_and_every_field_says_what_it_is() -> None:
         (f"[serve]\nqueue = {'9' * 5_000}", "is not TOML: .*digits"),
         ("[serve]\nqueue = 2024-02-31", "is not TOML"),
         ("[pretrain", "is not TOML"),
-        ('[serve]\nprecision = "int8"', r"serve\.precision"),
+        ('[serve]\nprecision = "int4"', r"serve\.precision"),
         ('[serve]\nbackend = "fp32"', r"serve\.backend"),
         (f"a = {'[' * 5_000}{']' * 5_000}", "nested too deeply"),
         (f"[pretrain]\nsteps = {'{a = ' * 5_000}1{'}' * 5_000}", "nested too deeply"),

@@ -19,7 +19,7 @@ from tanbr.router.shell import lone_root
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service
-from tanbr.types import Decision, FloatArray
+from tanbr.types import Decision, FloatArray, Text
 
 ROWS = [row for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=11, split="test")]
 TEXTS = [row.text for row in ROWS]
@@ -85,6 +85,7 @@ def service(
     checkpoint: Any = None,
     own_experts: Sequence[int] = (),
     adopt: bool = False,
+    texts: Sequence[Text] = (),
     **settings: Any,
 ) -> Service:
     """A service of the embedded model whose slots end only by hand, and whose router is asked from the first one on."""
@@ -107,6 +108,7 @@ def service(
         monitor=monitor(taught),
         probes=probes,
         own_experts=own_experts,
+        texts=texts,
         adopt=adopt,
     )
 

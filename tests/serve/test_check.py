@@ -75,6 +75,7 @@ def test_memory_counts_the_models_that_answer(about: Known) -> None:
     assert most_models(about.moe, None) == about.moe.num_experts - 1
     assert most_models(about.moe, one) == 1
     assert most_models(about.moe, one + 2 * more) == 3
+    assert most_models(about.moe, (one + 2 * more) // 2, "bf16") == 3
     with pytest.raises(ConfigError, match=f"memory must be at least {one} bytes, for one model"):
         most_models(about.moe, one - 1)
 

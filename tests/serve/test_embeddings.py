@@ -86,7 +86,7 @@ def test_openais_client_gets_the_vectors_that_transformers_makes_and_rewards_cou
         ({"mode": "max_tokens"}, {}, CheckpointError, "pools in a way that tanbr does not"),
         ({"kinds": ("Pooling", "Dense")}, {}, CheckpointError, "Dense"),
         ({"kinds": ()}, {}, CheckpointError, "no modules.json that says how to pool"),
-        ({}, {"backend": "int8"}, InputError, "vectors have none; use torch"),
+        ({}, {"precision": "int8"}, InputError, "vectors have none; use fp32"),
         ({}, {"rewards": {"confidence": 1.0}}, ConfigError, "set confidence and shadow to 0"),
     ],
 )

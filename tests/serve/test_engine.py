@@ -327,13 +327,13 @@ def test_settings_that_cannot_be_are_refused_in_a_sentence(moe: Moe) -> None:
     for models in (0, 9):
         with pytest.raises(ConfigError, match=f"a panel holds 1 to 8 models, as many as experts .got {models}"):
             Engine(moe, models=models)
-    with pytest.raises(ConfigError, match="unknown backend 'abacus'; choose one of auto, int8, onnx, torch"):
+    with pytest.raises(ConfigError, match="unknown backend 'abacus'; choose one of auto, onnx, torch"):
         Engine(moe, backend="abacus")
     for device in ("cuda:97", "no such device"):
         with pytest.raises(ConfigError, match=f"device must be one that torch can use here .got '{device}'"):
             Engine(moe, device=device)
     with pytest.raises(ConfigError, match="int8 runs on the CPU"):
-        Engine(moe, device="meta", backend="int8")
+        Engine(moe, device="meta", precision="int8")
 
 
 def test_an_answer_does_not_depend_on_its_neighbours_in_the_batch(moe: Moe) -> None:

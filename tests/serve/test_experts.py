@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 import tanbr
 from merge.sources.tiny_dense import build as build_dense
 from merge.sources.tiny_dense import tuned
-from tanbr.errors import CheckpointError, DataError, InputError, StateError
+from tanbr.errors import CheckpointError, DataError, StateError
 from tanbr.lab.settings import parse
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge.export import export
-from tanbr.serve.backends.torch_int8 import TorchInt8
 from tanbr.serve.build import build, checked, known_of, opened
+from tanbr.serve.engine import Engine
 from tanbr.serve.export import served
 from tanbr.tasks.card import read_card, write_card
 
@@ -60,7 +60,7 @@ def test_it_answers_learns_and_knows_its_state_again(folders: tuple[Path, list[P
         build(base, experts=experts[:2], config=CONFIG, state=tmp_path / "state")
 
 
-def test_int8_refuses_a_blend_of_what_its_two_models_share(tmp_path: Path) -> None:
+def test_in_int8_what_a_blend_changes_beside_linear_maps_is_each_models_own(tmp_path: Path) -> None:
     model = build_dense("BertForSequenceClassification")
     model.save_pretrained(tmp_path / "base")
 
@@ -69,8 +69,17 @@ def test_int8_refuses_a_blend_of_what_its_two_models_share(tmp_path: Path) -> No
 
     experts = [tuned(model, tmp_path / str(k), seed=k, where=trained) for k in range(2)]
     moe = tanbr.open(tmp_path / "base", experts=experts)
-    with pytest.raises(InputError, match=r"LayerNorm.* is no linear map"):
-        TorchInt8.build(moe, blend=None, device="cpu", probes=list, least_agreement=0.0)
+    engine = Engine(moe, precision="int8", blend=[1.0, 0.0])
+    one, inputs = (
+        engine.live.backend,
+        {"input_ids": np.array([[3, 4, 5]]), "attention_mask": np.ones((1, 3), dtype=int)},
+    )
+    before, other = one.classify(inputs), one.twin(moe)
+    other.merge(moe, np.array([0.0, 1.0]))
+    np.testing.assert_array_equal(one.classify(inputs), before)
+    one.merge(moe, np.array([0.0, 1.0]))
+    np.testing.assert_array_equal(one.classify(inputs), other.classify(inputs))
+    assert not np.array_equal(one.classify(inputs), before)
 
 
 def test_a_list_names_tasks_method_and_the_start_blend(folders: tuple[Path, list[Path]], tmp_path: Path) -> None:

@@ -44,7 +44,18 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
 @options_of(
     ServeConfig,
     "serve",
-    common=["models", "memory", "unmerged", "method", "slot_requests", "slot_seconds", "explore", "backend", "device"],
+    common=[
+        "models",
+        "memory",
+        "unmerged",
+        "method",
+        "slot_requests",
+        "slot_seconds",
+        "explore",
+        "backend",
+        "precision",
+        "device",
+    ],
     advanced=["blend", "hold_back", "low_memory", "engine", "engine_urls"],
 )
 @options_of(

@@ -42,6 +42,8 @@ def engine_builder(config: ServeConfig) -> Builder | None:
         raise ConfigError("an engine's memory is its own; leave --memory out, and say with --models how many it holds")
     if config.backend not in ("auto", "torch"):
         raise ConfigError(f"an engine computes as it was started (got {config.backend}); leave --backend out")
+    if config.precision != "auto":
+        raise ConfigError(f"an engine computes as it was started (got {config.precision}); leave --precision out")
     if config.too_long != "refuse" or config.max_length is not None:
         raise ConfigError("an engine reads prompts by itself; leave too_long and max_length out")
 

@@ -233,6 +233,7 @@ class ReplicaService(Queue):
         workers, threads = welcome.config.workers or cpus, welcome.config.threads or 1
         config = welcome.config.model_copy(update={"workers": workers, "threads": threads})
         first, box = welcome.order, ReportBox()
+        judged = welcome.info.precision if welcome.info.agreement is not None else "fp32"
         engine = Engine(
             moe,
             models=welcome.info.models,
@@ -243,7 +244,7 @@ class ReplicaService(Queue):
             slot=first.slot,
             spare=not config.low_memory,
             backend=welcome.info.backend if config.backend == "auto" else config.backend,
-            precision=welcome.info.precision,
+            precision=judged if config.precision == "auto" else config.precision,
             max_length=config.max_length,
             merge_share=config.merge_share,
         )

@@ -1,4 +1,4 @@
-"""A dense model in int8: weights per output channel, activations per token; offered with its measured loss, or not.
+"""A dense model in int8: weights per output channel, activations per token.
 
 Activations have 8 bits. Weights have 8 where the CPU's kernels add products up in 32 bits (VNNI, AMX), and 7 elsewhere:
 there two products are added in 16, which 8 bits of both overflow, silently, and 255 · 63 · 2 does not. Which it is, is
@@ -7,27 +7,16 @@ Experts of an un-merged model can be put in int8 too, so that the two are compar
 """
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from tanbr.errors import InputError
 from tanbr.moe.layer import Activation, ExpertLinear
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-@dataclass(frozen=True)
-class Int8Loss:
-    """How far an int8 model is from the model it was made of, on given inputs."""
-
-    relative_error: float  # ‖logits − logits₈‖ / ‖logits‖
-    agreement: float  # share of positions where the largest logit is the same one
-    positions: int
 
 
 class Int8Linear(nn.Module):
@@ -41,7 +30,9 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         device = linear.weight.device
-        self.register_buffer("values", torch.empty(linear.in_features, linear.out_features, dtype=torch.int8).to(device))
+        self.register_buffer(
+            "values", torch.empty(linear.in_features, linear.out_features, dtype=torch.int8).to(device)
+        )
         self.register_buffer("scale", torch.empty(linear.out_features, device=device))
         self.register_buffer("bias", _float(linear.bias))
         self.load(linear.weight)
@@ -86,44 +77,6 @@ def quantised(model: Model, *, only: Collection[str] | None = None) -> Model:
         elif isinstance(module, ExpertLinear):
             memo[id(module)] = Int8ExpertLinear(module)
     return copy.deepcopy(model, memo).eval()
-
-
-@torch.inference_mode()
-def measure(model: nn.Module, int8_model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> Int8Loss:
-    """Compare the logits of the two on batches of the model's own inputs."""
-    error = norm = same = positions = 0.0
-    for batch in batches:
-        exact, rounded = model(**batch).logits.float(), int8_model(**batch).logits.float()
-        error += float((exact - rounded).square().sum())
-        norm += float(exact.square().sum())
-        same += float((exact.argmax(-1) == rounded.argmax(-1)).sum())
-        positions += exact[..., 0].numel()
-    if not positions:
-        raise InputError("the loss of int8 is measured on data: give at least one batch")
-    return Int8Loss((error / norm) ** 0.5, same / positions, int(positions))
-
-
-def offered(
-    model: Model,
-    batches: Iterable[Mapping[str, Tensor]],
-    *,
-    least_agreement: float = 0.98,
-    choices: Sequence[Collection[str] | None] = (None,),
-) -> tuple[Model, Int8Loss]:
-    """Put a model in int8 if it still answers alike on the given batches; InputError if it does not.
-
-    `choices` are sets of linear maps to put in int8 (None: all), tried in turn: what is left out stays in float.
-    """
-    batches = list(batches)
-    for only in choices:
-        int8_model = quantised(model, only=only)
-        loss = measure(model, int8_model, batches)
-        if loss.agreement >= least_agreement:
-            return int8_model, loss
-    raise InputError(
-        f"in int8 this model gives the same answer at {loss.agreement:.1%} of {loss.positions} positions, "
-        f"below the {least_agreement:.1%} asked for; serve it in float32"
-    )
 
 
 @cache

@@ -40,7 +40,7 @@ from tanbr.tasks.text_to_text import prompt
 HISTORY = "history.jsonl"  # beside a checkpoint: its tasks' past texts, unless --history names others
 MEASURED = 4e9  # bytes of a base in float32 that is measured here where an engine runs it
 PROBES = 64  # texts that a new blend answers before it is served
-JUDGED = 256  # texts that a precision is judged by, and that the trial of backends is of
+JUDGED = 200  # texts that a precision is judged by, and that the trial of backends is of
 
 
 def logged(what: str, done: int, total: int) -> None:  # noqa: ARG001
@@ -142,7 +142,7 @@ def build(
         monitor=recogniser,
         monitor_config=monitor or MonitorConfig(),
         probes=probes,
-        texts=[one.text for one in (past or ())[:: max(1, len(past or ()) // JUDGED)][:JUDGED]],
+        texts=[past[i].text for i in np.linspace(0, len(past) - 1, min(JUDGED, len(past))).astype(int)] if past else (),
         expert_names=expert_names(moe),
         own_experts=own,
         survey=best,
@@ -266,7 +266,7 @@ def checked(
     """
     moe = about.moe
     moe.source.measured = measured_in(state, moe)
-    made_for = digest(moe, about.rows, moe.num_experts, config.memory, config.models, config.method)
+    made_for = digest(moe, about.rows, moe.num_experts, config.memory, config.models, config.method, config.precision)
     kept = Check.load(state, made_for)
     if kept is not None:
         return kept
@@ -279,6 +279,7 @@ def checked(
             memory=config.memory,
             models=config.models,
             method=config.method,
+            precision=config.precision,
             monitor=monitor,
             report=report,
         )

@@ -147,20 +147,20 @@ def sizes(moe: Moe) -> tuple[int, int]:
     return one, more
 
 
-def bytes_of(moe: Moe, models: int) -> int:
-    """Bytes of a panel of merged models: they share all that no blend changes."""
+def bytes_of(moe: Moe, models: int, precision: str = "fp32") -> int:
+    """Bytes of a panel of merged models: they share all that no blend changes. In bf16 half."""
     one, more = sizes(moe)
-    return one + (models - 1) * more
+    return (one + (models - 1) * more) // (2 if precision == "bf16" else 1)
 
 
-def most_models(moe: Moe, memory: int | None) -> int:
+def most_models(moe: Moe, memory: int | None, precision: str = "fp32") -> int:
     """G: how many models fit; by default into what the un-merged experts would take, less one model."""
-    one, more = sizes(moe)
+    one, two = (bytes_of(moe, models, precision) for models in (1, 2))
     if memory is None:
         return max(1, moe.source.trained - 1)
     if memory < one:
         raise ConfigError(f"memory must be at least {one} bytes, for one model (got {memory})")
-    return int(min(1 + (memory - one) // more, moe.num_experts))
+    return int(min(1 + (memory - one) // (two - one), moe.num_experts))
 
 
 class _Checking:
@@ -173,7 +173,9 @@ class _Checking:
         space: LabelSpace,
         own: Sequence[int],
         recogniser: Any,
+        precision: str,
     ) -> None:
+        self.precision = precision  # that is served, for the bytes: what is measured here is float32
         self.moe, self.held, self.space = moe, list(held), space
         self.own = list(own)
         names = [task.name for task in space.tasks]
@@ -224,7 +226,7 @@ class _Checking:
         for g, blend in enumerate(blends):
             mine = places == g
             earned[mine] = self.rewards(method, blend, mine)[mine]
-        return Way(method, G, tuple(groups.tolist()), self.by_task(earned), bytes_of(self.moe, G))
+        return Way(method, G, tuple(groups.tolist()), self.by_task(earned), bytes_of(self.moe, G, self.precision))
 
     def pairs(self, method: str, step: Callable[[], None]) -> FloatArray:
         """What tasks earn when two of them share a model (V, V): the mean of the two; on the diagonal alone."""
@@ -268,6 +270,7 @@ def self_check(
     memory: int | None = None,
     models: int | None = None,
     method: str | None = None,
+    precision: str = "fp32",
     monitor: MonitorConfig | None = None,
     report: Report = lambda *_: None,
 ) -> Check:
@@ -285,11 +288,11 @@ def self_check(
         raise ConfigError(f"the history has too few labelled rows: {SHARE * LEAST} a task are enough")
     taught = Monitor(names, config=monitor)
     taught.learn([row.text for row in rest], [row.task for row in rest])
-    most = most_models(moe, memory) if models is None else models
+    most = most_models(moe, memory, precision) if models is None else models
     counts = sorted({G for G in (1, 2, 3, 4, 6, 8, 12, 16, most) if min(most, len(names)) >= G})
     counts = counts if models is None else counts[-1:]
     ready = [method] if method else ["average", *(["regression"] if _measured(moe, rest, space, own, report) else [])]
-    checking = _Checking(moe, held, space, own, taught.snapshot())
+    checking = _Checking(moe, held, space, own, taught.snapshot(), precision)
     V = len(names)
     steps, done = V * (V + 1) // 2 + len(ready) * len(counts) + V, 0
 

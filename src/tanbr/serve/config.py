@@ -107,6 +107,7 @@ class ServeConfig(LoopConfig):
     max_active: int | None = Field(default=None, ge=1)
     """B, most experts in a blend; all of them if not given."""
 
+
 MOST_WORKERS = 8  # by default: Python runs one thread at a time, and more would wait for it rather than for the model
 
 

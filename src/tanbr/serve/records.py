@@ -148,8 +148,8 @@ class ServedModel(Shown):
     """Of the spare that the next blend is merged into; 0 with low_memory."""
     full_bytes: int
     """Of the un-merged experts, which stay on disk."""
-    precision: str
-    """fp32, bf16 or int8."""
+    precision: Literal["fp32", "bf16", "int8"]
+    """Of the arithmetic."""
     device: str
 
     @computed_field  # type: ignore[prop-decorator]

@@ -99,11 +99,11 @@ class Service(Queue):
         `router` and `monitor` are for the first start. Later, what was learned in `state` goes on with the settings of
         `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
         checkpoint, is refused; with `adopt` it goes on by names (`adopt.py`), and `say` gets what is kept of it.
-        `texts` are past requests that a precision is judged by. `own_experts` (V,) is the expert that learned each task, `survey` and `check` what blends earned. `backend` runs
-        the models in place of the one that `config` names (`tanbr.engines`). `make_engine` takes the arguments of an
-        `Engine`; one whose `answers_here` is False has replicas elsewhere that answer (`tanbr.fleet`). Raises
-        TanbrError for anything a user can put right. `serve.build.build` makes a service of a checkpoint's path and a
-        configuration.
+        `texts` are past requests, to judge a precision by. `own_experts` (V,) is the expert that learned each task,
+        `survey` and `check` what blends earned. `backend` runs the models in place of the one that `config` names
+        (`tanbr.engines`). `make_engine` takes the arguments of an `Engine`; one whose `answers_here` is False has
+        replicas elsewhere that answer (`tanbr.fleet`). Raises TanbrError for anything a user can put right.
+        `serve.build.build` makes a service of a checkpoint's path and a configuration.
         """
         if config.slot_requests is None and config.slot_seconds is None:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
@@ -162,9 +162,8 @@ class Service(Queue):
             first_one = engine.live.backend
             if kept:
                 first_one.agreement = kept["agreement"]
-            elif backend is None:
-                if first_one.chosen:
-                    say(first_one.chosen)
+            elif first_one.chosen:
+                say(first_one.chosen)
                 way = {"backend": getattr(first_one, "name", ""), "precision": first_one.precision}
                 store.set_meta("way", json.dumps({"asked": asked, "agreement": first_one.agreement, **way}))
             if adoption is not None:
@@ -411,5 +410,5 @@ def _resumed(
 def _models(moe: Moe, config: ServeConfig) -> int:
     """G: as many models as were asked for, or as fit into the memory that was given."""
     if config.models is None and config.memory is not None:
-        return most_models(moe, config.memory)
+        return most_models(moe, config.memory, config.precision)
     return config.models or 1

@@ -1,4 +1,3 @@
-import builtins
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +6,14 @@ import pytest
 import torch
 
 from serve.text_model import write
-from tanbr.errors import ConfigError, InputError
+from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.engine import Engine
 
 pytest.importorskip("onnxruntime", reason="the backend onnx is an extra: pip install 'tanbr[onnx]'")
 
+from tanbr.serve.backends import onnx_runtime
 from tanbr.serve.backends.onnx_runtime import session
 
 ROUNDED = 1000 * 2.0**-24  # a thousand roundings of float32 that all point one way
@@ -60,20 +60,39 @@ def test_workers_with_more_threads_have_a_session_of_their_own_and_the_same_weig
 
 
 def test_another_model_or_device_is_refused_with_a_sentence(tmp_path: Path, moe: Moe) -> None:
-    with pytest.raises(InputError, match=r"runs float32 BERT classifiers .* serve with --backend torch"):
+    with pytest.raises(InputError, match=r"runs BERT classifiers .* serve with --backend torch"):
         Engine(open_moe(write("t5_moe", tmp_path / "model")), backend="onnx")
-    with pytest.raises(ConfigError, match="runs on the CPU"):
+    with pytest.raises(InputError, match=r"on the CPU .got device meta"):
         Engine(moe, device="meta", backend="onnx")
 
 
-def test_a_package_that_is_missing_is_named(moe: Moe, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **others: Any) -> Any:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModuleNotFoundError("none"), r"needs onnxruntime; pip install 'tanbr\[onnx\]'"),
+        (OSError("libonnxruntime.so: no"), r"needs onnxruntime \(libonnxruntime.so: no\)"),
+    ],
+)
+def test_a_package_that_is_missing_or_fails_to_load_is_named(
+    moe: Moe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, said: str
+) -> None:
+    def without(name: str) -> Any:
         if name == "onnxruntime":
-            raise ImportError("none", name=name)
-        return real(name, *args, **others)
+            raise error
 
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"needs onnxruntime; pip install 'tanbr\[onnx\]'"):
+    monkeypatch.setattr(onnx_runtime, "import_module", without)
+    with pytest.raises(InputError, match=said):
         Engine(moe, backend="onnx")
+    assert Engine(moe, backend="auto").live.backend.name == "torch"  # type: ignore[attr-defined]
+    assert ("libonnxruntime" in caplog.text) == isinstance(error, OSError)  # what is not installed is not missed
+
+
+def test_a_batch_in_int8_reads_what_the_last_merge_wrote(moe: Moe) -> None:
+    engines = [Engine(moe, backend=name, precision="int8") for name in ("torch", "onnx")]
+    for blend in np.eye(8)[:2]:
+        for engine in engines:
+            engine.swap(blend)
+        by_torch, by_onnx = (engine.logits(TEXTS) for engine in engines)
+        assert np.abs(by_torch - by_onnx).max() < 0.1 * np.abs(by_torch).max()
+    engines[0].swap(np.eye(8)[0])
+    assert np.abs(engines[0].logits(TEXTS) - by_onnx).max() > 0.1 * np.abs(by_onnx).max()

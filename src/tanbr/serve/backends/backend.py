@@ -61,7 +61,7 @@ class Backend(ABC):
     many: bool = False  # whether another twin costs little: any expert can then be asked by its name
     adapter: tuple[str, str] | None = None  # what an engine calls it, and where the engine reads it, if it is one
     precision: Precision = "fp32"  # that it computes in
-    agreement: float | None = None  # share of probes that it answers as float32 does; None: it is that, or was not asked
+    agreement: float | None = None  # share of probes that it answers as float32 does; None: not asked
     chosen: str = ""  # what the trial at start found, in a line
 
     @property

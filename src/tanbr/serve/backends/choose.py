@@ -25,7 +25,7 @@ AGREEMENT = 0.995  # least share of labels that must be those of float32 …
 LEAST = 200  # … of so many texts: one in 200 may differ
 BROKEN = 0.9  # a precision that was asked for is refused below this: the kernels are wrong, or the model cannot bear it
 GAIN = 1.05  # how much faster another way has to be than the one before it
-SECONDS = 5.0  # of the trial
+SECONDS = 5.0  # of the trial, and what the last round takes longer
 ROUNDS = 7  # most of them; the best of each way counts
 
 log = logging.getLogger("tanbr.serve")
@@ -66,7 +66,7 @@ def refused(precision: str, device: str) -> ConfigError | None:
     if precision == "int8" and kind != "cpu":
         return ConfigError(f"int8 runs on the CPU (got device {device!r}); set precision to bf16 or fp32")
     if precision == "bf16" and kind == "cpu" and "bf16" not in instructions(device):
-        return ConfigError("this CPU has neither AVX-512-BF16 nor AMX, without which bf16 is slower than fp32; use fp32")
+        return ConfigError("this CPU has neither AVX-512-BF16 nor AMX: bf16 is slower than fp32; use fp32")
     return None
 
 
@@ -105,7 +105,9 @@ def chosen(exact: Any, ways: Sequence[Way], batches: Sequence[Inputs], *, device
         raise InputError(f"{'; '.join(lines)}: serve this model in fp32")
     took = 0
     if len(ready) > 1 and batches:
-        seconds = trial([made for _, made in ready], batches, workers=min(usable_cores(), MOST_WORKERS) if device == "cpu" else 1)
+        seconds = trial(
+            [made for _, made in ready], batches, workers=min(usable_cores(), MOST_WORKERS) if device == "cpu" else 1
+        )
         for number in range(1, len(ready)):
             took = number if seconds[number] * GAIN < seconds[took] else took
         lines = [
@@ -132,20 +134,21 @@ def _labels(backend: Any, batches: Sequence[Inputs]) -> NDArray[np.intp]:
 
 
 def trial(backends: Sequence[Any], batches: Sequence[Inputs], *, workers: int) -> list[float]:
-    """Measure the seconds of each for the same texts: whole batches and single texts count alike.
+    """Compare the seconds that each takes for the same texts: a whole batch and single texts count alike.
 
     Every worker, a thread of one core as when all are busy, answers all of it at once.
     """
-    ones = [{name: table[:1, : int(b["attention_mask"][0].sum())] for name, table in b.items()} for b in batches]
-    some = batches[:: max(1, len(batches) // 4)][:4]
+    middle = batches[len(batches) // 2]
+    length = int(middle["attention_mask"][0].sum())
+    one = {name: table[:1, :length] for name, table in middle.items()}
     best = np.full((len(backends), 2), np.inf)
     ends = time.monotonic() + SECONDS
-    for round_ in range(ROUNDS):
+    for _ in range(ROUNDS):
         for number, backend in enumerate(backends):
-            for kind, asked in enumerate((some, ones[:8])):
+            for kind, asked in enumerate(([middle], [one] * 4)):
                 seconds = _together(backend, asked, workers)
-                best[number, kind] = min(best[number, kind], seconds if round_ or len(backends) < 2 else np.inf)
-        if round_ and time.monotonic() > ends:
+                best[number, kind] = min(best[number, kind], seconds)
+        if time.monotonic() > ends:
             break
     return [float(np.sqrt(np.prod(row / best[0]))) for row in best]
 

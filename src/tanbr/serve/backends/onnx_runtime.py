@@ -6,6 +6,7 @@ out here, fused by hand, with weights by the names and in the layout torch has t
 padding included.
 """
 
+import logging
 import math
 import threading
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from tanbr.serve.backends import bert_pass
 from tanbr.serve.backends.choose import Precision
 from tanbr.serve.backends.torch_eager import TorchEager
 from tanbr.types import FloatArray
+
+log = logging.getLogger("tanbr.serve")
 
 TOKENS = 512  # of one pass, about: its products of matrices are quickest while their rows stay in the processor's cache
 OPSET, CONTRIB = 17, "com.microsoft"  # the contributed operators have ONNX Runtime's own kernels
@@ -46,7 +49,12 @@ class OnnxRuntime(TorchEager):
                 import_module(package)
             except Exception as error:  # one that is there may still fail to load
                 named = "" if isinstance(error, ModuleNotFoundError) else f" ({str(error).strip().splitlines()[0]})"
-                return f"the backend onnx needs {package}{named}; pip install 'tanbr[onnx]', or serve with --backend torch"
+                why = (
+                    f"the backend onnx needs {package}{named}; pip install 'tanbr[onnx]', or serve with --backend torch"
+                )
+                if named:
+                    log.warning(why)
+                return why
         if precision == "bf16":
             return "the backend onnx has no bf16; serve with --backend torch, or in fp32 or int8"
         if (why := _not_runnable(model)) is not None:

@@ -127,15 +127,17 @@ class TorchEager(Backend):
 
 def build(moe: Moe, kinds: tuple[type[TorchEager], ...], **wanted: Unpack[Wanted]) -> TorchEager:
     """Merge into a new model that one of these backends runs; which, and in which precision, a trial decides."""
-    asked, device = wanted["precision"], wanted["device"]
+    asked, device, place = wanted["precision"], wanted["device"], device_of(wanted["device"])
     if asked != "auto" and (no := refused(asked, device)) is not None:
         raise no
-    model = moe.dense(wanted["blend"]).to(device_of(device)).eval()
+    model = moe.dense(wanted["blend"]).to(place).eval()
     bare = moe.plan.config().architectures[0].endswith("Model")
     exact = TorchEager(model, outputs_of(model, moe), pooling=Pooling.of(moe.path) if bare else None)
     fixed = exact.writes or exact.embeds  # no trial: nobody can say that another precision answers alike
     native = ("fp32", *(() if fixed else instructions(device)))
-    wants: tuple[Precision, ...] = tuple(one for one in PRECISIONS if one == asked or (asked == "auto" and one in native))
+    wants: tuple[Precision, ...] = tuple(
+        one for one in PRECISIONS if one == asked or (asked == "auto" and one in native)
+    )
     why = {(kind, one): kind.unable(model, one) for kind in kinds for one in wants}
     ways = [
         Way(kind.name, one, partial(kind.of, exact, moe, one))
@@ -157,14 +159,11 @@ def lowered(model: Any, moe: Moe, precision: Precision) -> Any:
         return copy.deepcopy(model).to(torch.bfloat16)
     if model.config.architectures[0].endswith("Model"):
         raise InputError("int8 is measured by the answers that stay the same, and vectors have none; use fp32 or bf16")
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    maps = {storage_of(tensor) for module in linear.values() for tensor in module.parameters()}
-    whole = {name: locate(model, name) for name in moe.plan.targets(changing=True)}
-    odd = next((name for name, out in whole.items() if storage_of(out) not in maps), None)
-    if odd is not None:
-        raise InputError(f"a blend changes {odd}, which is no linear map; serve this model in fp32 or bf16")
-    blended = {name.removesuffix(".weight") for name in whole}
-    return quantised(model, only=linear.keys() - (bert_pass.of_one_token(model) - blended))
+    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    blended = {name.removesuffix(".weight") for name in moe.plan.targets(changing=True)}
+    if not blended & linear:
+        raise InputError("a blend changes no linear map of this model's class; serve it in fp32 or bf16")
+    return quantised(model, only=linear - (bert_pass.of_one_token(model) - blended))
 
 
 def outputs_of(model: nn.Module, moe: Moe) -> dict[str, Tensor]:
