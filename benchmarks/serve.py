@@ -101,7 +101,7 @@ def main() -> None:
             "transformers": transformers.__version__,
         },
     }
-    command = f"python benchmarks/serve.py {' '.join(a for a in sys.argv[1:] if not a.startswith('/'))}"
+    command = f"python benchmarks/serve.py {' '.join(a.partition('=/')[0] for a in sys.argv[1:] if a[0] != '/')}"
     results = done.setdefault("sections", {})
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or Path(temporary)
