@@ -16,6 +16,7 @@ from tanbr.lab.corpus import Dataset
 from tanbr.lab.tasks import tiny
 from tanbr.moe import embedded
 from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
+from tanbr.moe.text import TextEncoder
 from tanbr.tasks.card import FILE
 from tanbr.types import Text
 
@@ -86,11 +87,17 @@ class Given:
 
     @cached_property
     def pool(self) -> list[str]:
-        """Texts of the eight tasks of GLUE, pairs as one text; empty where GLUE was not given."""
+        """Texts of the eight tasks of GLUE, pairs as one text; empty where GLUE was not given.
+
+        Those that the model would have to cut are left out: vLLM refuses them.
+        """
         if self.glue is None:
             return []
         rows = [row.text for pool in Dataset(self.glue).dev(limit=500).values() for row in pool]
-        return [text if isinstance(text, str) else " ".join(text) for text in rows]
+        texts = [text if isinstance(text, str) else " ".join(text) for text in rows]
+        vocabulary = BertMoeConfig.from_pretrained(self.tokenizer).vocab_size
+        cut = TextEncoder.of(self.tokenizer, vocab_size=vocabulary).encode(texts).cut
+        return [text for text, left_out in zip(texts, cut, strict=True) if not left_out]
 
     def texts(self, count: int, *, seed: int = 0) -> list[str]:
         """Draw texts of GLUE, or make some of mixed lengths."""
