@@ -35,13 +35,12 @@ def server(tree: Path, folder: Path, work: Path, *, threads: int, name: str) -> 
     """Run the server of a checkout: a context manager that gives its port."""
     config = work / f"{name}.toml"
     config.write_text(f"[serve]\nslot_seconds = 3600\nthreads = {threads}\nmerge_share = 1.0\nqueue = 4096\n")
-    forced = ["--force"] if '"--force"' in (tree / "src/tanbr/cli/serving.py").read_text() else []
     command = [
         "-c",
         "from tanbr.cli import main; main()",
         "serve",
         str(folder),
-        *forced,
+        "--force",
         "--config",
         str(config),
         "--state",
@@ -71,7 +70,7 @@ def measure(other: Path, work: Path, *, size: str, rounds: int, threads: int) ->
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("batches", "singles", "latency", "merge")}
     with ExitStack() as stack:
         ports = [
-            stack.enter_context(server(tree, folder, work, threads=threads, name=name))
+            stack.enter_context(server(tree, folder, work, threads=threads, name=name))[0]
             for tree, name in ((HERE, "this"), (other, "other"))
         ]
         for round_ in range(rounds + 1):  # the first is a warm-up

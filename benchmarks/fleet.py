@@ -22,13 +22,11 @@ from tanbr.fleet.fleet import Fleet, Hello, Order, Proposal, Reply, Report, Welc
 from tanbr.fleet.replica import Link, ReportBox
 from tanbr.lab.corpus import taught_monitor
 from tanbr.lab.tasks import tiny
-from tanbr.monitor import Monitor
 from tanbr.serve.build import build
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.messages import Answers
 from tanbr.serve.panel import Lineup, Live, Staged
-from tanbr.state import to_arrays
 
 K, V, COLUMNS = 8, 8, 15
 MADE_FOR = MadeFor((), ("",) * K, "average", "0" * 32)
@@ -150,42 +148,39 @@ def sizes() -> dict[str, int]:
     }
 
 
-def slot_bytes(count: int) -> dict[str, int]:
-    """Bytes that a slot of so many texts, each another one, sends up, and what a sample of the slot would have sent."""
-    monitor = taught_monitor(seed=0, per_task=30)
-    rows = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, count // V + 1, seed=6)][:count]
-    texts = tuple(f"{number} {row}" for number, row in enumerate(rows))
-    counted = Monitor(monitor.tasks, monitor.method, config=monitor.config)
-    counted.count(monitor.snapshot().recognise(texts))
-    sums = to_arrays(counted._state.slot)
-    ids = tuple(os.urandom(12) for _ in texts)
-    lot = Answers(8, 7, ids, texts, np.zeros((count, COLUMNS)), np.zeros(count), None)
-    return {
-        "texts": count,
-        "lot": len(pickle.dumps(lot)),
-        "of_it_texts": len(pickle.dumps(texts)),
-        "sums_in_their_place": len(pickle.dumps(sums)),
-    }
+def learner_slot(replicas: int, *, each: int = 8, slots: int = 3) -> dict[str, float]:
+    """What a slot takes a real learner whose replicas report so many texts each: bytes, and the processor's time.
 
-
-def intake(texts: int = 9600) -> float:
-    """Texts a second of processor time that a learner takes in: unpickled, recognised, counted, in the store."""
-    rows = tuple(row.text for task in tiny.TASKS for row in tiny.generate(task.name, 4, seed=5))
-    n = len(rows)
+    The embedded model's own learner: it takes the reports, recognises and stores what is in them, and turns the slot.
+    """
+    rows = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 1 + replicas * each // V, seed=5)]
+    laps: dict[str, list[float]] = {"take_ms": [], "read_ms": [], "turn_ms": []}
     with tempfile.TemporaryDirectory() as folder:
-        service = build(None, config=ServeConfig(threads=1), state=Path(folder) / "state")
-        best = 0.0
-        for _ in range(3):
-            ids = [tuple(service.ids.issue(0, n)) for _ in range(texts // n)]
-            made = [Answers(1, 0, some, rows, np.zeros((n, COLUMNS)), np.zeros(n), None) for some in ids]
-            lot = pickle.dumps(made)
-            started = time.process_time()
-            for message in pickle.loads(lot):
-                service.put(message)
+        service = build(None, config=ServeConfig(threads=1, practice=0.0), state=Path(folder) / "state")
+        for _ in range(slots):
+            number, lot = service.learner.slot.number, []
+            for n in range(replicas):
+                texts = tuple(rows[n * each : (n + 1) * each])
+                ids = tuple(service.ids.issue(number, each))
+                logits, sure = np.zeros((each, COLUMNS)), np.zeros(each)
+                lot.append(pickle.dumps(Answers(1, number, ids, texts, logits, sure, None)))
+            at = [time.process_time()]
+            for message in lot:
+                service.put(pickle.loads(message))
+            at.append(time.process_time())
             service.learning.read()
-            best = max(best, texts / (time.process_time() - started))
+            at.append(time.process_time())
+            assert service.learning.turn()
+            at.append(time.process_time())
+            for name, took in zip(laps, np.diff(at), strict=True):
+                laps[name].append(1e3 * took)
         service.store.close()
-    return best
+    return {
+        "replicas": replicas,
+        "texts": replicas * each,
+        "bytes_up": sum(map(len, lot)),
+        **{name: min(took) for name, took in laps.items()},
+    }
 
 
 def main() -> None:
@@ -193,22 +188,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--quick", action="store_true", help="ten replicas alone")
-    parser.add_argument("--bytes", action="store_true", help="what a slot sends up, and no more")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.quick:
         given.replicas = [10]
     found: dict[str, Any] = {"command": "python benchmarks/fleet.py " + " ".join(sys.argv[1:])}
-    if given.bytes:
-        found["a_slot_up"] = [slot_bytes(count) for count in (300, 3000, 8000)]
-    else:
-        found |= {
-            "load": os.getloadavg()[0],
-            "experts": K,
-            "bytes": sizes(),
-            "texts_a_second_that_a_learner_takes_in": round(intake()),
-            "turns": [slot_seconds(count) for count in given.replicas],
-        }
+    found |= {
+        "load": os.getloadavg()[0],
+        "experts": K,
+        "bytes": sizes(),
+        "learner": [learner_slot(count) for count in given.replicas],
+        "turns": [slot_seconds(count) for count in given.replicas],
+    }
     print(json.dumps(found, indent=1))
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)

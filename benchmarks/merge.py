@@ -25,6 +25,7 @@ import torch
 import transformers
 
 import tanbr.merge
+from tanbr.files import write_atomically
 from tanbr.lab.paper.table1 import random_checkpoint
 
 THREADS = 2
@@ -209,7 +210,7 @@ def _line(x: list[float], y: list[float]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Measure, print a table, write JSON."""
+    """Measure, print and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small model, under a minute")
     parser.add_argument("--repeats", type=int, default=None)
@@ -235,42 +236,13 @@ def main() -> None:
             "rates": rates(folder, repeats=repeats),
             "memory": memory(folder),
         }
-        _show(figures)
-        _keep(arguments.out, figures)
         for file in folder.iterdir():
             file.unlink()
         figures["lines"] = lines(work, quick=arguments.quick, repeats=repeats)
-    _show_lines(figures)
-    _keep(arguments.out, figures)
-
-
-def _keep(out: Path | None, figures: dict[str, Any]) -> None:
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        part = out.with_suffix(".part")
-        part.write_text(json.dumps(figures, indent=2) + "\n")
-        part.replace(out)
-
-
-def _show(figures: dict[str, Any]) -> None:
-    found = figures["rates"]
-    print(
-        f"{found['parameters'] / 1e9:.2f}B parameters, {found['gigabytes_read']:.2f} GB of experts, medians (quartiles)"
-    )
-    for name, value in found["contenders"].items():
-        share = "of_fastest_reader"
-        print(
-            f"  {name:14s} {value['gb_per_s']:6.2f} GB/s   {100 * value[share]:5.1f}% of the fastest reader "
-            f"({100 * value[share + '_low']:.0f}–{100 * value[share + '_high']:.0f})   best round "
-            f"{value['best_gb_per_s']:6.2f} GB/s, {100 * value['best_of_best_reader']:.0f}%"
-        )
-    print(f"  peak anonymous memory: {100 * figures['memory']['above_dense']:+.2f}% of the dense model", flush=True)
-
-
-def _show_lines(figures: dict[str, Any]) -> None:
-    for axis in ("experts", "layers"):
-        line = figures["lines"][f"{axis}_line"]
-        print(f"  cost against {axis}: {1e3 * line['slope_s']:.2f} ms each, R² = {line['r_squared']:.4f}")
+    text = json.dumps(figures, indent=2) + "\n"
+    print(text)
+    if arguments.out is not None:
+        write_atomically(arguments.out, text)
 
 
 if __name__ == "__main__":

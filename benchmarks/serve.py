@@ -21,35 +21,30 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of this process, the client
 
 import torch
 import transformers
-from rich.console import Console
-from rich.table import Table
 
-from serving import backends, faults, memory, speed
+from serving import backends, faults, memory, picture, slots, speed
+from serving.models import Given
 from tanbr.files import write_atomically
 
 Section = Callable[[dict[str, Any]], dict[str, Any]]  # what was measured before → what is known now
-console = Console()
 
 
-def sections(args: argparse.Namespace, work: Path) -> dict[str, Section]:
+def sections(args: argparse.Namespace, given: Given) -> dict[str, Section]:
     """Name → what it measures."""
-    quick, threads = args.quick, args.threads
+    quick, threads, work = args.quick, args.threads, given.work
     small, large = ("quick", "quick") if quick else ("minilm", "base")
     rounds = 2 if quick else args.rounds
     found: dict[str, Section] = {}
     for size in dict.fromkeys((small, large)):
         found[f"throughput {size}"] = lambda before, size=size: speed.throughput(  # type: ignore[misc]
-            size,
-            work,
-            threads=threads,
-            rounds=rounds,
-            batches=8 if size != "base" else 4,  # 4 connections are busy to the end
-            within=args.within,
-            before=before,
-            only=args.servers or (),
+            given, size, threads=threads, rounds=rounds, within=args.within, before=before, only=args.servers or ()
         )
-        found[f"latency {size}"] = lambda _, size=size: speed.latency(  # type: ignore[misc]
-            size, work, threads=threads, rounds=rounds, requests=50 if size != "base" else 20
+    for size, G in ((None, 1), (None, 3), *((one, 1) for one in dict.fromkeys((small, large)) if not quick)):
+        count = 5 if quick else {"minilm": 20, "base": 5}.get(size or "", 150)
+        found[f"slots {size or 'embedded'}, {G} model{'s' * (G > 1)}"] = lambda _, size=size, G=G, count=count: (
+            slots.slots(  # type: ignore[misc]
+                size, work, models=G, rounds=1 if quick else args.rounds, count=count
+            )
         )
     found[f"backends {small}"] = lambda _: backends.backends(small, work, rounds=rounds)
     if large != small:
@@ -64,9 +59,6 @@ def sections(args: argparse.Namespace, work: Path) -> dict[str, Section]:
     found["memory"] = lambda _: memory.memory(large, work, threads=threads, swaps=3 if quick else 10)
     found["soak"] = lambda _: memory.soak(work, threads=1, minutes=args.soak_minutes)
     found["kills"] = lambda _: faults.kills(work, count=4 if quick else args.kills)
-    found["full disk"] = lambda _: faults.full_disk(work)
-    found["corrupt experts"] = lambda _: faults.corrupt_experts(work)
-    found["raising router"] = lambda _: faults.raising_router(work)
     return found
 
 
@@ -83,6 +75,17 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--soak-minutes", type=float, default=None, help="30, or a few seconds with --quick")
     parser.add_argument("--threads", type=int, default=2, help="of the served model")
+    parser.add_argument("--glue", type=Path, default=None, help="GLUE's folder: its texts are sent to servers")
+    parser.add_argument(
+        "--model", action="append", default=[], metavar="SIZE=FOLDER", help="a BERT-MoE in place of random weights"
+    )
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="RIVAL=PATH",
+        help="the Python of an environment with infinity, vllm or litserve",
+    )
     parser.add_argument("--work", type=Path, default=None, help="folder for models and states; a temporary one if none")
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     args = parser.parse_args()
@@ -91,54 +94,52 @@ def main() -> None:
 
     done: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     done |= {
-        "machine": {"cores": os.cpu_count(), "system": platform.system(), "processor": platform.machine()},
+        "machine": {"cores": os.cpu_count(), "processor": platform.machine(), **processor()},
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
     }
-    command = f"python benchmarks/serve.py {' '.join(a for a in sys.argv[1:] if not a.startswith('/'))}"
+    command = f"python benchmarks/serve.py {' '.join(a.partition('=/')[0] for a in sys.argv[1:] if a[0] != '/')}"
     results = done.setdefault("sections", {})
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        for name, measure in sections(args, work).items():
+        models = {size: Path(folder).resolve() for size, folder in pairs(args.model).items()}
+        given = Given(work.resolve(), args.glue, models, pairs(args.python))
+        for name, measure in sections(args, given).items():
             if args.only and not any(name.startswith(wanted) for wanted in args.only):
                 continue
             adds = name.startswith("throughput")
             if name in results and not args.again and not adds:
-                console.print(f"{name}: done before")
+                print(f"{name}: done before")
                 continue
             started = time.perf_counter()
             results[name] = measure({} if args.again else results.get(name, {}))
             results[name]["command"] = command
-            console.print(f"[bold]{name}[/] ({time.perf_counter() - started:.0f} s)")
-            console.print(table(results[name]))
+            print(f"{name} ({time.perf_counter() - started:.0f} s)")
+            shown = {key: value for key, value in results[name].items() if key not in ("kept_rounds", "runs")}
+            print(json.dumps(shown, indent=1))
             if args.out:
                 write_atomically(args.out, json.dumps(done, indent=1) + "\n")
+                picture.draw(results, args.out.with_suffix(".png"))
 
 
-def table(result: dict[str, Any]) -> Table:
-    """Show a section's figures."""
-    shown = Table(show_header=False, box=None)
-    for name, value in _flat(result):
-        shown.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
-    return shown
+def processor() -> dict[str, Any]:
+    """Name this machine's processor, and the instructions that speed depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    wide = [flag for flag in fields.get("flags", "").split() if flag.startswith(("avx", "amx", "fma"))]
+    return {"model": fields.get("model name"), "flags": wide}
 
 
-def _flat(result: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for name, value in result.items():
-        if isinstance(value, dict) and set(value) == {"median", "least", "most"}:
-            rows.append((prefix + name, f"{value['median']:.4g}  ({value['least']:.4g} … {value['most']:.4g})"))
-        elif name in ("texts_per_second", "processor_ms_a_text") and isinstance(value, list):
-            continue  # every round of every server: for the file
-        elif isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{name}: ")
-        else:
-            rows.append((prefix + name, value))
-    return rows
+def pairs(options: list[str]) -> dict[str, str]:
+    """Read NAME=VALUE options."""
+    return {name: value for name, _, value in (option.partition("=") for option in options)}
 
 
 if __name__ == "__main__":

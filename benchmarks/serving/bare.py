@@ -1,20 +1,21 @@
-"""The bare model: a process that runs the dense forward pass on batches, and nothing else.
+"""The bare model: a process that runs the dense forward pass on texts, and nothing else.
 
-Reads JSON lines {"size": n, "batches": m, "own": false} and answers each with the seconds of every batch, by
-transformers' forward pass or by tanbr's own. The batches are tokenised beforehand: what is measured is the model alone.
+Reads the texts of its batches as one JSON line, then names of ways, and answers each with texts a second, or, for texts
+one by one, with the median's milliseconds. What is measured is tokens and model; tanbr's pass is the one that its
+server has chosen for itself.
 """
 
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
 
 import torch
 
-from serving.models import texts
 from tanbr.merge import open as open_moe
 from tanbr.moe.text import TextEncoder
-from tanbr.serve.backends import bert_pass
+from tanbr.serve.engine import Engine
 
 
 @torch.inference_mode()
@@ -22,18 +23,21 @@ def main() -> None:
     """Answer until the input ends."""
     folder, threads = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(threads)
-    model = open_moe(folder).dense()
+    moe = open_moe(folder)
+    model, engine = moe.dense(), Engine(moe, backend="auto")
     encode = TextEncoder.of(folder, vocab_size=model.config.vocab_size)
     print("ready", flush=True)
+    batches = json.loads(sys.stdin.readline())
     for line in sys.stdin:
-        asked = json.loads(line)
-        batches = [encode(texts(asked["size"], seed=seed)) for seed in range(asked["batches"])]
+        alone = "one by one" in line
+        asked = [batch for batch in batches if (len(batch) == 1) == alone]
         seconds = []
-        for batch in batches:
+        for batch in asked:
             started = time.perf_counter()
-            _ = bert_pass.logits(model, **batch) if asked["own"] else model(**batch)
+            _ = engine.logits(batch) if line.startswith("tanbr") else model(**encode(batch))
             seconds.append(time.perf_counter() - started)
-        print(json.dumps(seconds), flush=True)
+        found = 1e3 * statistics.median(seconds) if alone else sum(map(len, asked)) / sum(seconds)
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def ask(port: int, method: str, path: str, body: Any = None, *, token: str = "")
             status, data = await connection.send(request(method, path, body, token=token))
         finally:
             connection.close()
-        return status, json.loads(data) if data[:1] in b"{[" else data
+        return status, json.loads(data) if data[:1] in (b"{", b"[") else data
 
     return asyncio.run(once())
 

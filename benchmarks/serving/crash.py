@@ -29,21 +29,15 @@ from tanbr.serve.web.server import Server, bind
 
 
 class Counted(Tanbr):
-    """Tanbr that adds up the counts it is told, and raises while a file exists."""
+    """Tanbr that adds up the counts it is told."""
 
-    def __init__(self, *sizes: int, total: float = 0.0, mood: str = "", **settings: Any) -> None:
+    def __init__(self, *sizes: int, total: float = 0.0, **settings: Any) -> None:
         super().__init__(*sizes, **settings)
-        self._settings |= {"total": total, "mood": mood}  # written and read with the state
+        self._settings |= {"total": total}  # written and read with the state
 
     def resumed(self, path: str | Path) -> "Counted":
         """Go on with the total that was saved."""
         return self.load(path)
-
-    def ask(self, task_mix: ArrayLike, **panel: Any) -> Any:
-        """Choose, unless in a mood."""
-        if self._settings["mood"] and Path(self._settings["mood"]).exists():
-            raise RuntimeError("this router is not in the mood")
-        return super().ask(task_mix, **panel)
 
     def tell(self, decision: Any, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
         """Learn and count."""
@@ -65,11 +59,11 @@ def serve(asked: dict[str, Any], taught: Path) -> None:
         "http": {"port": asked["port"]},
     })  # fmt: skip
     service = Service(
-        open_moe(asked["checkpoint"] or embedded.path()),
+        open_moe(embedded.path()),
         tasks=tiny.TASKS,
         config=config.serve,
         state=Path(asked["state"]),
-        router=Counted(8, 8, mood=asked["mood"]),
+        router=Counted(8, 8),
         monitor=Monitor.load(taught),
     )
     socket = bind(config.http)

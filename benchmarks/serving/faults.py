@@ -1,12 +1,10 @@
-"""Faults: the process killed at random instants, a full disk, a corrupt file of experts, a router that raises."""
+"""Faults: the process killed at random instants."""
 
 import asyncio
 import contextlib
 import json
 import os
 import random
-import resource
-import shutil
 import signal
 import subprocess
 import time
@@ -20,7 +18,6 @@ from serving import processes
 from serving.client import Connection, ask, request
 from serving.crash import Counted
 from tanbr.lab.tasks import tiny
-from tanbr.moe import embedded
 from tanbr.serve.store import Store
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 4, seed=21, split="test")]
@@ -33,9 +30,7 @@ class Client:
 
     port: int
     acknowledged: set[str] = field(default_factory=set)
-    unsure: set[str] = field(default_factory=set)  # sent, and never answered
     answered: int = 0
-    refused: list[int] = field(default_factory=list)  # status of refused feedback
     broken: list[int] = field(default_factory=list)  # status of failed questions
 
     async def work(self, until: Callable[[], bool]) -> None:
@@ -49,14 +44,10 @@ class Client:
                     continue
                 self.answered += 1
                 ids = [output["request_id"] for output in json.loads(data)["outputs"]]
-                self.unsure |= set(ids)
                 given = [{"request_id": key, "reward": 1.0, "task": TASK} for key in ids]
                 status, _ = await connection.send(request("POST", "/v1/feedback", {"feedback": given}))
-                self.unsure -= set(ids)
                 if status == 200:
                     self.acknowledged |= set(ids)
-                else:
-                    self.refused.append(status)
         connection.close()
 
     def run(self, seconds: float, *, clients: int = 3) -> None:
@@ -76,15 +67,9 @@ class Nursery:
         self._running = running
         self._line()
 
-    def start(self, state: Path, port: int, *, checkpoint: Path | None = None, mood: str = "", slot: int = 24) -> int:
+    def start(self, state: Path, port: int, *, slot: int = 24) -> int:
         """Start a server and wait until it answers; its process id."""
-        asked = {
-            "state": str(state),
-            "port": port,
-            "checkpoint": str(checkpoint or ""),
-            "slot_requests": slot,
-            "mood": mood,
-        }
+        asked = {"state": str(state), "port": port, "slot_requests": slot}
         child = int(self._line(json.dumps(asked)))
         ends = time.monotonic() + 120
         while time.monotonic() < ends:
@@ -174,90 +159,3 @@ def _settled(servers: Nursery, state: Path, port: int, client: Client) -> dict[s
         "failed_questions": len(client.broken),
         "slots": slots,
     }
-
-
-def _said(alarms: list[dict[str, Any]], path: Path, name: str) -> str:
-    return str(alarms[0]["text"]).replace(str(path), name) if alarms else ""
-
-
-def full_disk(work: Path) -> dict[str, Any]:
-    """No file may grow any more for a while: questions are answered, feedback is refused, then all goes on."""
-    state, port = work / f"full-{time.time_ns()}", processes.free_port()
-    client = Client(port)
-    with nursery(work) as servers:
-        child = servers.start(state, port)
-        client.run(1.5)
-        before = client.answered
-        resource.prlimit(child, resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
-        client.run(3.0)
-        during, refused = client.answered - before, list(client.refused)
-        alarms = ask(port, "GET", "/v1/state")[1]["alarms"]
-        resource.prlimit(child, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        client.run(1.5)
-        again = len(client.refused) == len(refused)
-        servers.kill(child, signal.SIGTERM)
-        return {
-            "answered_during": during,
-            "feedback_refused_during": len(refused),
-            "status": sorted(set(refused)),
-            "said": _said(alarms, state, "STATE"),
-            "recovered": again,
-        } | _settled(servers, state, port, client)
-
-
-def corrupt_experts(work: Path) -> dict[str, Any]:
-    """The file of experts is overwritten, then cut short, under a running server."""
-    folder = Path(shutil.copytree(embedded.path(), work / f"corrupt-{time.time_ns()}"))
-    file = folder / "model.safetensors"
-    state, port = work / f"state-{time.time_ns()}", processes.free_port()
-    client, found = Client(port), {}
-    with nursery(work) as servers:
-        child = servers.start(state, port, checkpoint=folder)
-        client.run(1.0)
-        for name, damage in (("overwritten", _overwrite), ("cut short", _cut)):
-            before, version = client.answered, ask(port, "GET", "/v1/state")[1]["merge_version"]
-            damage(file)
-            client.run(1.5)
-            now = ask(port, "GET", "/v1/state")[1]
-            found[name] = {
-                "answered": client.answered - before,
-                "failed": len(client.broken),
-                "old_version_stays": now["merge_version"] >= version,
-                "said": _said(now["alarms"], folder, "CHECKPOINT"),
-            }
-        servers.kill(child, signal.SIGTERM)
-    return found
-
-
-def _overwrite(file: Path) -> None:
-    with file.open("r+b") as damaged:
-        damaged.seek(100_000)
-        damaged.write(os.urandom(1 << 20))
-
-
-def _cut(file: Path) -> None:
-    os.truncate(file, 4096)
-
-
-def raising_router(work: Path) -> dict[str, Any]:
-    """The router raises whenever it is asked, for a while."""
-    state, port, mood = work / f"moody-{time.time_ns()}", processes.free_port(), work / "mood"
-    mood.unlink(missing_ok=True)
-    client = Client(port)
-    with nursery(work) as servers:
-        child = servers.start(state, port, mood=str(mood))
-        client.run(1.0)
-        before = client.answered
-        mood.touch()
-        client.run(2.0)
-        now = ask(port, "GET", "/v1/state")[1]
-        during = client.answered - before
-        mood.unlink()
-        client.run(2.0)
-        later = ask(port, "GET", "/v1/state")[1]
-        servers.kill(child, signal.SIGTERM)
-        return {
-            "answered_during": during,
-            "said": _said(now["alarms"], state, "STATE"),
-            "learning_goes_on": later["merge_version"] > now["merge_version"],
-        } | _settled(servers, state, port, client)

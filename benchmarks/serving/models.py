@@ -1,15 +1,22 @@
-"""The models that are served: BERT-MoE with random weights at two sizes, and the texts that are sent to them."""
+"""The models that are served, at two sizes, and the texts that are sent to them: made here, or given."""
 
 import random
 import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from tanbr.lab.corpus import Dataset
 from tanbr.lab.tasks import tiny
 from tanbr.moe import embedded
 from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
+from tanbr.moe.text import TextEncoder
 from tanbr.tasks.card import FILE
 from tanbr.types import Text
 
@@ -20,27 +27,107 @@ SIZES = {
     "base": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
 }
 LABELS = 15
+EXPORT = """
+import sys, torch
+from transformers import AutoModelForSequenceClassification
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], attn_implementation="eager").eval()
+names = ["input_ids", "attention_mask", "token_type_ids"]
+texts = (torch.ones(2, 9, dtype=torch.int64),) * 2 + (torch.zeros(2, 9, dtype=torch.int64),)
+axes = {name: {0: "batch", 1: "length"} for name in names} | {"logits": {0: "batch"}}
+torch.onnx.export(model, texts, f"{sys.argv[1]}/model.onnx", input_names=names, output_names=["logits"],
+                  dynamic_axes=axes, opset_version=17, dynamo=False)
+"""
+QUANTISE = """
+import sys
+from onnxruntime.quantization import quantize_dynamic
+quantize_dynamic(f"{sys.argv[1]}/model.onnx", f"{sys.argv[1]}/model_quantized.onnx", per_channel=True)
+"""
 WORDS = 60  # a text's length, about as many tokens
 
 
-def checkpoint(size: str, work: Path) -> Path:
-    """Write a BERT-MoE with random weights and the embedded model's tokenizer, once."""
-    folder = work / f"bert-{size}"
+@dataclass(frozen=True)
+class Given:
+    """What is measured with."""
+
+    work: Path  # for models, states and logs
+    glue: Path | None = None  # GLUE's folder
+    models: Mapping[str, Path] = field(default_factory=dict)  # size → a BERT-MoE's folder, in place of random weights
+    pythons: Mapping[str, str] = field(default_factory=dict)  # rival → the Python of an environment that has it
+
+    def checkpoint(self, size: str) -> Path:
+        """Find the MoE of a size, or make one with random weights."""
+        return self.models[size] if size in self.models else checkpoint(size, self.work, like=self.tokenizer)
+
+    @property
+    def tokenizer(self) -> Path:
+        """Where the tokenizer of models with random weights lies: beside a model that was given, if there is one."""
+        return next(iter(self.models.values()), embedded.path())
+
+    def dense(self, size: str) -> Path:
+        """Merge the MoE evenly into what plain transformers loads, once."""
+        folder = self.work / f"dense-{size}"
+        if not folder.exists():
+            command = [str(Path(sys.executable).with_name("tanbr")), "merge", str(self.checkpoint(size)), str(folder)]
+            subprocess.run([*command, "--blend", "even", "--force"], check=True, stdout=subprocess.DEVNULL)
+        return folder
+
+    def onnx(self, size: str, *, quantised: bool) -> Path:
+        """Write the dense model as Infinity's ONNX engine reads it, by the tools of its own environment; once."""
+        plain, folder = self.work / f"onnx-{size}", self.work / f"onnx-{size}{'-int8' * quantised}"
+        python = self.pythons["infinity"]
+        if not plain.exists():
+            shutil.copytree(self.dense(size), plain)
+            subprocess.run([python, "-c", EXPORT, str(plain)], check=True, stdout=subprocess.DEVNULL)
+            (plain / "model.safetensors").unlink()
+        if not folder.exists():
+            shutil.copytree(plain, folder)
+            subprocess.run([python, "-c", QUANTISE, str(folder)], check=True, stdout=subprocess.DEVNULL)
+            (folder / "model.onnx").unlink()
+        return folder
+
+    @cached_property
+    def pool(self) -> list[str]:
+        """Texts of the eight tasks of GLUE, pairs as one text; empty where GLUE was not given.
+
+        Those that the model would have to cut are left out: vLLM refuses them.
+        """
+        if self.glue is None:
+            return []
+        rows = [row.text for pool in Dataset(self.glue).dev(limit=500).values() for row in pool]
+        texts = [text if isinstance(text, str) else " ".join(text) for text in rows]
+        vocabulary = BertMoeConfig.from_pretrained(self.tokenizer).vocab_size
+        cut = TextEncoder.of(self.tokenizer, vocab_size=vocabulary).encode(texts).cut
+        return [text for text, left_out in zip(texts, cut, strict=True) if not left_out]
+
+    def texts(self, count: int, *, seed: int = 0) -> list[str]:
+        """Draw texts of GLUE, or make some of mixed lengths."""
+        rng = random.Random(seed)
+        return rng.choices(self.pool, k=count) if self.pool else texts(count, seed=seed, mixed=True)
+
+
+def checkpoint(size: str, work: Path, *, like: Path | None = None) -> Path:
+    """Write a BERT-MoE with random weights and the tokenizer of another one, the embedded model if None; once."""
+    folder, like = work / f"bert-{size}", like or embedded.path()
     if not (folder / "model.safetensors").exists():
         disable_progress_bar()
         torch.manual_seed(0)
-        config = BertMoeConfig(**SIZES[size], num_experts=K, num_labels=LABELS)
+        config = BertMoeConfig(
+            **SIZES[size],
+            num_experts=K,
+            num_labels=LABELS,
+            vocab_size=BertMoeConfig.from_pretrained(like).vocab_size,
+        )
         BertMoeForSequenceClassification(config).save_pretrained(folder)
-        for file in embedded.path().glob("*token*"):
+        for file in [*like.glob("*token*"), *like.glob("vocab*")]:
             shutil.copy(file, folder)
     return folder
 
 
 def with_tasks(size: str, work: Path) -> Path:
-    """Write the same with the embedded model's labels and card, so that its tasks are recognised."""
+    """Write random weights with the embedded model's labels and card, so that its tasks are recognised."""
     folder = work / f"bert-{size}-tasks"
     if not folder.exists():
-        shutil.copytree(checkpoint(size, work), folder)
+        shutil.copytree(checkpoint(size, work / "generated"), folder)
         settings = BertMoeConfig.from_pretrained(folder)
         settings.id2label = BertMoeConfig.from_pretrained(embedded.path()).id2label
         settings.label2id = {name: column for column, name in settings.id2label.items()}

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -34,7 +34,7 @@ def process(arguments: list[str], *, log: Path, **options: Any) -> Iterator[subp
     """Run a Python process until the block ends."""
     with log.open("w") as errors:
         running = subprocess.Popen(
-            [sys.executable, *arguments],
+            [options.pop("python", sys.executable), *arguments],
             cwd=HERE,
             env=os.environ | ENVIRONMENT | options.pop("environment", {}),
             stderr=errors,
@@ -76,7 +76,7 @@ def tanbr(folder: Path | None, work: Path, **serve: Any) -> Iterator[tuple[int, 
     """`tanbr serve` on a checkpoint: its port and process id."""
     port, name = free_port(), f"tanbr-{time.time_ns()}"
     values = {"slot_seconds": 3600, "batch": 32, "queue": 4096} | serve
-    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
     config = work / f"{name}.toml"
     config.write_text("\n".join(["[serve]", *lines, ""]))
     command = [str(Path(sys.executable).with_name("tanbr")), "serve", *([str(folder)] if folder else [])]
@@ -87,22 +87,59 @@ def tanbr(folder: Path | None, work: Path, **serve: Any) -> Iterator[tuple[int, 
 
 
 @contextmanager
-def started(command: list[str], log: Path, *, environment: dict[str, str]) -> Iterator[int]:
-    """Run a server's command with a port of its own; the port."""
+def started(
+    command: list[str],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    path: str = "/readyz",
+    python: str = sys.executable,
+) -> Iterator[tuple[int, int]]:
+    """Run a server's command with a port of its own: its port and process id."""
     port = free_port()
-    with process([*command, "--port", str(port)], log=log, environment=environment) as running:
-        wait_ready(port, running, log)
-        yield port
-
-
-@contextmanager
-def rival(kind: str, folder: Path, work: Path, *, threads: int) -> Iterator[tuple[int, int]]:
-    """A rival's server: its port and process id."""
-    port, log = free_port(), work / f"{kind}-{threads}.log"
-    arguments = ["-m", "serving.rivals", kind, str(folder), str(port), str(threads)]
-    with process(arguments, log=log) as running:
-        wait_ready(port, running, log, path="/health" if kind == "litserve" else "/readyz")
+    with process([*command, "--port", str(port)], log=log, environment=environment or {}, python=python) as running:
+        wait_ready(port, running, log, path=path)
         yield port, running.pid
+
+
+def rival(
+    kind: str, folder: Path, work: Path, *, threads: int, python: str = sys.executable, precision: str = "float32"
+) -> AbstractContextManager[tuple[int, int]]:
+    """Serve an MoE's even merge by the plain handler or by LitServe."""
+    command = ["-m", "serving.rivals", kind, str(folder), "--threads", str(threads), "--precision", precision]
+    log, path = work / f"{kind}-{precision}.log", "/health" if kind == "litserve" else "/readyz"
+    return started(command, log, path=path, python=python)
+
+
+def infinity(
+    folder: Path, work: Path, *, engine: str, precision: str, python: str
+) -> AbstractContextManager[tuple[int, int]]:
+    """Serve a dense model by Infinity: by torch, or by Optimum's ONNX Runtime with the file that is in the folder."""
+    command = [
+        "-m",
+        "infinity_emb.cli",
+        "v2",
+        "--model-id",
+        str(folder),
+        "--served-model-name",
+        "model",
+        "--engine",
+        engine,
+    ]
+    command += ["--device", "cpu", "--batch-size", "32", "--no-model-warmup", "--log-level", "error"]
+    command += ["--dtype", precision] if engine == "torch" else []
+    environment = {"DO_NOT_TRACK": "1", "OMP_NUM_THREADS": str(os.cpu_count()), "HF_HUB_CACHE": str(work / "hub")}
+    return started(
+        command, work / f"infinity-{engine}-{precision}.log", environment=environment, path="/health", python=python
+    )
+
+
+def vllm(folder: Path, work: Path, *, precision: str, python: str) -> AbstractContextManager[tuple[int, int]]:
+    """Serve a dense model by vLLM's classify endpoint."""
+    command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "model"]
+    command += ["--runner", "pooling", "--dtype", precision, "--max-num-seqs", "64"]
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": str(os.cpu_count()), "VLLM_NO_USAGE_STATS": "1"}
+    return started(command, work / f"vllm-{precision}.log", environment=environment, path="/health", python=python)
 
 
 def entered(stack: ExitStack, servers: Iterable[AbstractContextManager[T]]) -> list[T]:
@@ -130,29 +167,23 @@ def alone(pid: int, others: Iterable[int]) -> Iterator[None]:
             os.killpg(other, signal.SIGCONT)
 
 
-class Bare:
-    """The bare model's process."""
-
-    def __init__(self, running: subprocess.Popen[str]) -> None:
-        self._running = running
-        assert running.stdout is not None
-        running.stdout.readline()
-
-    def __call__(self, size: int, batches: int, *, own: bool = False) -> list[float]:
-        """Seconds of each batch of the forward pass alone, transformers' or `own`."""
-        assert self._running.stdin is not None
-        assert self._running.stdout is not None
-        self._running.stdin.write(json.dumps({"size": size, "batches": batches, "own": own}) + "\n")
-        self._running.stdin.flush()
-        return [float(value) for value in json.loads(self._running.stdout.readline())]
-
-
 @contextmanager
-def bare(folder: Path, work: Path, *, threads: int) -> Iterator[Bare]:
-    """The model alone in a process."""
+def bare(folder: Path, work: Path, batches: list[list[str]], *, threads: int) -> Iterator[Callable[[str], float]]:
+    """Run the model alone in a process; what asks it for a figure by its name (`serving/bare.py`)."""
     arguments = ["-m", "serving.bare", str(folder), str(threads)]
     with process(arguments, log=work / "bare.log", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
-        yield Bare(running)
+        assert running.stdin is not None
+        assert running.stdout is not None
+        told, heard = running.stdin, running.stdout
+        heard.readline()
+        told.write(json.dumps(batches) + "\n")
+
+        def ask_for(name: str) -> float:
+            told.write(f"{name}\n")
+            told.flush()
+            return float(json.loads(heard.readline()))
+
+        yield ask_for
 
 
 def resident(pid: int) -> dict[str, float]:

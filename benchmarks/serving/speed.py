@@ -1,11 +1,14 @@
-"""Throughput, latency, and latency while blends are swapped."""
+"""Throughput and latency beside rivals, and latency while blends are swapped."""
 
 import asyncio
 import itertools
+import math
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,17 @@ import numpy as np
 
 from serving import processes
 from serving.client import Connection, Load, after, ask, at, classify, drive, request
-from serving.models import K, checkpoint, task_texts, texts, with_tasks
+from serving.models import Given, K, checkpoint, task_texts, texts, with_tasks
 
 BATCH = 32
+FP32: dict[str, Any] = {"precision": "fp32"}  # settings of tanbr in float32, and as it chooses by itself
+BEST: dict[str, Any] = {}
+LOADS = {
+    "requests of 32": "texts_per_second",  # 8 at a time
+    "single texts": "texts_per_second",  # 32 clients
+    "one client": "ms",  # a text at a time, median
+    "half load": "p99_ms",
+}
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -24,84 +35,153 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
+@dataclass(frozen=True)
+class Server:
+    """A way of serving: what runs it, and how it is asked."""
+
+    run: AbstractContextManager[tuple[int, int]]  # gives port and process id
+    foreign: bool = False  # whether it is asked by /classify and a model's name
+
+    def asked(self, texts: Sequence[str]) -> bytes:
+        """Build a request."""
+        return request("POST", "/classify", {"model": "model", "input": texts}) if self.foreign else classify(texts)
+
+
+def servers(given: Given, size: str, *, threads: int) -> dict[str, Server]:
+    """Every way of serving the same dense model, by name and precision; a rival whose package is missing is left out.
+
+    Each has all cores. The plain handler answers each request on a thread of its own, with torch's own threads;
+    LitServe in as many processes as there are cores, which is faster here than one process.
+    """
+    folder, work, pythons = given.checkpoint(size), given.work, given.pythons
+    found = {
+        "tanbr fp32": Server(processes.tanbr(folder, work, **FP32)),
+        "tanbr best": Server(processes.tanbr(folder, work, **BEST)),
+    }
+    for name, precision in (("fp32", "float32"), ("bf16", "bfloat16")):
+        run = processes.rival("plain", folder, work, threads=threads, precision=precision)
+        found[f"plain handler {name}"] = Server(run)
+        if "infinity" in pythons:
+            run = processes.infinity(
+                given.dense(size), work, engine="torch", precision=precision, python=pythons["infinity"]
+            )
+            found[f"infinity torch {name}"] = Server(run, foreign=True)
+        if "vllm" in pythons:
+            run = processes.vllm(given.dense(size), work, precision=precision, python=pythons["vllm"])
+            found[f"vllm {name}"] = Server(run, foreign=True)
+    if "infinity" in pythons:
+        for name, quantised in (("fp32", False), ("int8", True)):
+            onnx = given.onnx(size, quantised=quantised)
+            run = processes.infinity(onnx, work, engine="optimum", precision=name, python=pythons["infinity"])
+            found[f"infinity onnx {name}"] = Server(run, foreign=True)
+    if "litserve" in pythons or find_spec("litserve"):
+        python = pythons.get("litserve", sys.executable)
+        found["litserve fp32"] = Server(processes.rival("litserve", folder, work, threads=1, python=python))
+    return found
+
+
 def throughput(
+    given: Given,
     size: str,
-    work: Path,
     *,
     threads: int,
     rounds: int,
-    batches: int,
     within: float,
     before: dict[str, Any],
     only: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Texts per second of every way of serving, or of those whose names start as `only` says, round by round.
 
-    In each round the bare model and all servers run in turn, each alone on the machine, so that tanbr can be compared
-    with each of them; `of_best_rival` is its share of the fastest one in the same round, and of the bare model on all
-    cores if that is faster. The processor time that a server's processes took for a text is there, too: it tells more
-    where the machine is not at rest. Rounds are added to those of `before`, as many as are done `within` so many
-    seconds.
+    In each round the bare model and all servers run in turn, each alone on the machine. Then texts come one by one at
+    half the rate that the best rival of the round had with single texts, and what counts is the slowest one in a
+    hundred. Rounds are added to those of `before`, as many as are done `within` so many seconds.
     """
-    started, folder = time.perf_counter(), checkpoint(size, work)
-    mixed = [classify(texts(BATCH, seed=seed, mixed=True)) for seed in range(8)]
-    loads: dict[str, Callable[[int, int], float]] = {
-        "requests of 32": saturated,
-        "single texts": singles,
-        "requests of 32, mixed lengths": lambda port, count: saturated(port, count, mixed),
+    started, kept = time.perf_counter(), list(before.get("kept_rounds", ()))
+    each = {"base": 8, "minilm": 24}.get(size, 8)  # requests of a whole batch
+    whole = [given.texts(BATCH, seed=seed) for seed in range(each)]
+    single = [[text] for text in given.texts(512, seed=99)]
+    wanted = {
+        name: one
+        for name, one in servers(given, size, threads=threads).items()
+        if not only or name.startswith(("tanbr", *only))
     }
-    if size == "base":  # five minutes are short for it
-        del loads["requests of 32, mixed lengths"]
-    rates: list[dict[str, dict[str, float]]] = list(before.get("texts_per_second", ()))
-    costs: list[dict[str, dict[str, float]]] = list(before.get("processor_ms_a_text", ()))
     with ExitStack() as stack:
-        model = stack.enter_context(processes.bare(folder, work, threads=threads))
-        wanted = {
-            name: server
-            for name, server in servers(folder, work, threads=threads).items()
-            if name == "tanbr" or not only or name.startswith(tuple(only))
-        }
-        running = dict(zip(wanted, processes.entered(stack, wanted.values()), strict=True))
-        pids, took = [pid for _, pid in running.values()], 0.0
-        for round_ in range(rounds + 1):  # the first is a warm-up
-            if round_ and time.perf_counter() - started + took > within:
-                break
-            now, count = time.perf_counter(), batches if round_ else 4
-            found: dict[str, dict[str, float]] = {load: {} for load in loads}
-            cost: dict[str, dict[str, float]] = {load: {} for load in loads}
-            for load, measure in loads.items():
-                for name, (port, pid) in running.items():
-                    spent = processes.processor_seconds(pid)
-                    with processes.alone(pid, pids):
-                        found[load][name] = measure(port, count)
-                    sent = BATCH * (count + 2 * (load == "single texts"))
-                    cost[load][name] = 1e3 * (processes.processor_seconds(pid) - spent) / sent
-            with processes.alone(0, pids):
-                alone = BATCH * 2 / sum(model(BATCH, 2))
-            rates += [{load: of | {"bare": alone} for load, of in found.items()}] if round_ else []
-            costs += [cost] if round_ else []
-            took = max(took if round_ > 1 else 0.0, time.perf_counter() - now)
-    result: dict[str, Any] = {"size": size, "batch": BATCH, "batches": batches, "rounds": len(rates)}
-    for load in loads:
-        result[load] = compared([one[load] for one in rates])
-        cheapest = [min(value for name, value in one[load].items() if not name.startswith("tanbr")) for one in costs]
-        result[load]["processor time of tanbr, of the cheapest rival's"] = spread(
-            [one[load]["tanbr"] / least for one, least in zip(costs, cheapest, strict=True)]
+        model = stack.enter_context(
+            processes.bare(given.checkpoint(size), given.work, whole[:4] + single[:20], threads=threads)
         )
-    return result | {"texts_per_second": rates, "processor_ms_a_text": costs}
+        running = dict(zip(wanted, processes.entered(stack, [one.run for one in wanted.values()]), strict=True))
+        pids, took = [pid for _, pid in running.values()], 0.0
+
+        def load(name: str, bodies: list[list[str]], **how: Any) -> Load:
+            port, pid = running[name]
+            with processes.alone(pid, pids):
+                found = asyncio.run(drive(port, map(wanted[name].asked, itertools.cycle(bodies)), **how))
+            _check(found)
+            return found
+
+        for number in range(rounds + 1):  # the first is a warm-up
+            if number > 1 and time.perf_counter() - started + took > within:
+                break
+            now, count = time.perf_counter(), each if number else 2
+            one_by_one = 4 * count if number else 8
+            found: dict[str, Any] = {"requests of 32": {}, "single texts": {}, "one client": {}, "half load": {}}
+            for name in wanted:
+                batches = load(name, whole, connections=8, until=after(count))
+                found["requests of 32"][name] = BATCH * count / batches.took
+                singles = load(name, single, connections=32, until=after(32 + 8 * count))
+                found["single texts"][name] = singles.steady(16)
+                alone = load(name, single, connections=1, until=after(one_by_one))
+                found["one client"][name] = 1e3 * alone.quantile(0.5)
+            with processes.alone(0, pids):
+                found["bare"] = {
+                    way: model(way) for way in ("transformers", "transformers one by one", "tanbr one by one")
+                }
+            rivals = [rate for name, rate in found["single texts"].items() if not name.startswith("tanbr")]
+            rate = 0.5 * max(rivals or found["single texts"].values())
+            for name in wanted if number else ():
+                half = load(name, single, connections=32, until=after(12 * count), rate=rate)
+                found["half load"][name] = 1e3 * half.quantile(0.99)
+            kept += [found] if number else []
+            took = max(took if number > 1 else 0.0, time.perf_counter() - now)
+    lengths = [len(text.split()) for texts in whole for text in texts]
+    return {
+        "size": size,
+        "texts": "GLUE" if given.pool else "generated",
+        "words_of_a_text": {"mean": statistics.mean(lengths), "most": max(lengths)},
+        "weights": "given" if size in given.models else "random",
+        "rounds": len(kept),
+        "seconds": time.perf_counter() - started,
+        **compared(kept),
+        "kept_rounds": kept,
+    }
 
 
-def compared(rates: list[dict[str, float]]) -> dict[str, Any]:
-    """Compare ways of serving round by round: each with the bare model, and each of tanbr's with the best rival."""
-    names = {name: [one[name] / one["bare"] for one in rates if name in one] for one in rates for name in one}
-    result: dict[str, Any] = {name: spread(values) for name, values in names.items() if name != "bare"}
-    for mine in (name for name in names if name.startswith("tanbr")):
-        of_best = [
-            one[mine] / max(rate for name, rate in one.items() if not name.startswith("tanbr"))
-            for one in rates
-            if mine in one
-        ]
-        result[f"{mine} of_best_rival"] = spread(of_best)
+def compared(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """What each way of serving does, and what it is worth beside the best rival: of its precision, or of any."""
+    result: dict[str, Any] = {}
+    for load, unit in LOADS.items():
+        names = list(dict.fromkeys(name for one in rounds for name in one[load]))
+        values = {name: [one[load][name] for one in rounds if name in one[load]] for name in names}
+        section: dict[str, Any] = {name: spread(found) for name, found in values.items()}
+        for mine in (name for name in names if name.startswith("tanbr")):
+            rivals = [name for name in names if not name.startswith("tanbr")]
+            rivals = [name for name in rivals if name.endswith("fp32")] if mine.endswith("fp32") else rivals
+            ratios = {
+                name: spread(
+                    [one[load][mine] / one[load][name] for one in rounds if mine in one[load] and name in one[load]]
+                )
+                for name in rivals
+                if any(mine in one[load] and name in one[load] for one in rounds)
+            }
+            best = (min if unit == "texts_per_second" else max)(ratios, key=lambda n: ratios[n]["median"], default=None)
+            if best is not None:
+                section[f"{mine} over the best rival"] = {"rival": best} | ratios[best]
+        result[f"{load}, {unit}"] = section
+    bare = [
+        one["bare"] | {"added": one["one client"].get("tanbr best", math.nan) - one["bare"]["tanbr one by one"]}
+        for one in rounds
+    ]
+    result["bare loop"] = {name: spread([one[name] for one in bare]) for name in (bare[0] if bare else ())}
     return result
 
 
@@ -132,21 +212,6 @@ def panel(size: str, work: Path, *, threads: int, rounds: int, batches: int, mos
     return result
 
 
-def servers(folder: Path, work: Path, *, threads: int) -> dict[str, Any]:
-    """Every way of serving the same dense model in float32; each is a context manager of (port, pid).
-
-    The plain handler answers each request on a thread of its own, LitServe in as many processes as it is told; both are
-    tried with one core and with all for a batch. tanbr finds out by itself.
-    """
-    found: dict[str, Any] = {"tanbr": processes.tanbr(folder, work)}
-    if find_spec("onnxruntime"):
-        found["tanbr onnx"] = processes.tanbr(folder, work, backend="onnx")
-    for kind in ("plain", *(["litserve"] if find_spec("litserve") else [])):
-        for each in dict.fromkeys((1, threads)):
-            found[f"{kind}, {each} threads"] = processes.rival(kind, folder, work, threads=each)
-    return found
-
-
 def saturated(port: int, batches: int, bodies: list[bytes] | None = None) -> float:
     """Requests of a whole batch each, on four connections; texts per second."""
     sent = itertools.cycle(bodies or [classify(texts(BATCH, seed=seed)) for seed in range(8)])
@@ -166,44 +231,6 @@ def singles(port: int, batches: int, bodies: list[bytes] | None = None) -> float
 def _check(load: Load) -> None:
     if load.failed:
         raise RuntimeError(f"{len(load.failed)} requests failed: {load.failed[0]}")
-
-
-def latency(size: str, work: Path, *, threads: int, rounds: int, requests: int) -> dict[str, Any]:
-    """Latency of one text at a time, less the forward pass alone in the same round.
-
-    For tanbr that is its own pass, and beside it transformers', which is what the others run.
-    """
-    folder = checkpoint(size, work)
-    result: dict[str, Any] = {"size": size, "requests": requests, "rounds": rounds, "threads": threads}
-    bodies = itertools.cycle([classify([text]) for text in texts(64)])
-    ways = {name: server for name, server in servers(folder, work, threads=threads).items() if name != "tanbr onnx"}
-    with ExitStack() as stack:
-        model = stack.enter_context(processes.bare(folder, work, threads=threads))
-        started = processes.entered(stack, ways.values())
-        model(1, 20)
-        model(1, 20, own=True)
-        for name, (port, pid) in zip(ways, started, strict=True):
-            asyncio.run(drive(port, bodies, connections=1, until=after(20)))
-            added, share, tails, passes, over = [], [], [], [], []
-            for _ in range(rounds):
-                with processes.alone(pid, [other for _, other in started]):
-                    whole = statistics.median(model(1, requests))
-                    bare = statistics.median(model(1, requests, own=True)) if name == "tanbr" else whole
-                    load = asyncio.run(drive(port, bodies, connections=1, until=after(requests)))
-                _check(load)
-                passes.append(bare * 1e3)
-                over.append((load.quantile(0.5) - whole) * 1e3)
-                added.append((load.quantile(0.5) - bare) * 1e3)
-                share.append(load.quantile(0.5) / bare - 1)
-                tails.append(load.quantile(0.99) / load.quantile(0.5))
-            result[name] = {
-                "pass_ms": spread(passes),
-                "added_ms": spread(added),
-                "added_share": spread(share),
-                "added_to_transformers_pass_ms": spread(over),
-                "p99_over_median": spread(tails),
-            }
-    return result
 
 
 def swaps(size: str, work: Path, *, threads: int, rounds: int, count: int, rate_share: float = 0.4) -> dict[str, Any]:

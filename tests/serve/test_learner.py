@@ -466,6 +466,17 @@ def test_slots_grow_where_requests_come_faster_than_they_turn_and_that_is_said_o
     assert "slot 0 held 364 requests instead of 64" in said[0]
 
 
+def test_a_batch_that_was_at_work_during_a_turn_shortens_the_next_slot(still: Service) -> None:
+    learning, _ = timed(still)
+    ended, held = learning.learner.slot.number, learning.world.answers.held
+    held[ended, 0] = 64
+    learning.step()
+    assert (learning.learner.slot.number, learning._target) == (ended + 1, 64)
+    held[ended, 0] += 16  # answered only now, by the model of the slot that has ended
+    assert learning._target == 48
+    assert learning.room(ended + 1, 0) == (64, False)
+
+
 def test_what_fails_is_tried_again_after_growing_pauses(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     learning, clock = timed(still)
     turns: list[float] = []

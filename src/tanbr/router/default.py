@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
 from tanbr.router import gp
 from tanbr.router.choose import Panel, wanted
@@ -182,12 +183,15 @@ class GpTree(Rules):
         order = order[np.argsort(tree.depth[order], kind="stable")]
         place = np.full(len(tree.used) + 1, -1, dtype=np.int64)
         place[order] = np.arange(len(order))
-        arms = [pool.nearest(tree.blend[node]) for node in order]
+        visits = np.zeros(len(order))
+        if len(pool.arms):
+            away = cdist(tree.blend[order], pool.arms)  # (n, m)
+            visits = np.where(away.min(axis=1) < SNAP, pool.visits[away.argmin(axis=1)], 0.0)
         return TreeView(
             parent=place[tree.parent[order]],
             depth=tree.depth[order],
             blend=tree.blend[order],
-            visits=np.array([pool.visits[arm] if away < SNAP else 0.0 for arm, away in arms]),
+            visits=visits,
             value=pool.mean[self.nodes(state)][order],
             leaf=tree.children[order] == 0,
             active=np.ones(len(order), dtype=np.bool_),

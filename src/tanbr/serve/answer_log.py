@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ from tanbr.loop.rewards import Given, Tally
 from tanbr.moe.text import TextEncoder
 from tanbr.monitor import Monitor
 from tanbr.monitor.belief import by_mix
-from tanbr.monitor.recogniser import Recognition
+from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.messages import Answers
 from tanbr.serve.panel import believed
@@ -23,6 +23,7 @@ from tanbr.types import FloatArray, TaskMix, Text
 
 RECENT = 20_000  # answered requests that are kept at hand, and that may wait to be read; the oldest go first
 CHARACTERS = 16 << 20  # of their texts
+TOGETHER = 512  # texts that are recognised at once
 Place: TypeAlias = tuple[int, int]  # a slot, and the place of one of its models
 
 
@@ -109,10 +110,11 @@ class AnswerLog:
         snapshot = monitor.snapshot()  # if this raises, nothing was taken yet
         with self._lock:
             served, self._unread, self._waiting = self._unread, deque(), 0
+        together = _recognised(snapshot, served)
         for batch in served:
             unread.append(batch)
             try:
-                seen = snapshot.recognise(batch.texts) if batch.seen is None else batch.seen
+                seen = together.get(id(batch)) or batch.seen or snapshot.recognise(batch.texts)
                 seen = seen if batch.named is None else believed(seen, batch.named)
                 monitor.count(seen)
                 unread.pop()
@@ -193,6 +195,24 @@ class AnswerLog:
             shadow.agreement(self._encode([batch.texts[i]]), tokens[i], int(task))
             for i, task in zip(chosen, tasks, strict=True)
         ]
+
+
+def _recognised(snapshot: Recogniser, served: Iterable[Answers]) -> dict[int, Recognition]:
+    """Recognise batches together, by their ids: a thousand replicas send many small ones. Empty where that fails."""
+    found: dict[int, Recognition] = {}
+    some: list[Answers] = []
+    batches = [batch for batch in served if batch.seen is None]
+    try:
+        for batch in batches:
+            some.append(batch)
+            if batch is batches[-1] or sum(len(one.texts) for one in some) >= TOGETHER:
+                seen, end = snapshot.recognise([text for one in some for text in one.texts]), 0
+                for one in some:
+                    found[id(one)] = seen.rows(slice(end, end := end + len(one.texts)))
+                some = []
+    except Exception:  # whatever it is, it is one text's: its batch meets it again, and the others do not
+        return {}
+    return found
 
 
 def _characters(served: Answers) -> int:

@@ -77,7 +77,7 @@ class LearnerThread:
         self._clock, self._opened = clock, opened
         self.alarms.slot = self.learner.slot.number
         self._seen = self._store.last_seq()  # feedback that the guard has seen
-        self._target = self._config.slot_requests  # requests after which the open slot ends
+        self._last = (-1, 0, 0)  # the slot that ended last, requests after which it did, and those during its turn
         self._waits = (-1, 0.0)  # the slot that was full last, and until when requests wait for it to turn
         self._grown = False  # whether the last slot held more than it should
         self._started = clock()  # of the open slot
@@ -122,9 +122,21 @@ class LearnerThread:
             version = message.version
             self._send(lambda: self.dismiss(version, "it answers with NaN", worthless=True))
             return
-        held = self._answers.put(message)
-        if self._target is not None and held >= self._target:
+        held, target = self._answers.put(message), self._target
+        if target is not None and held >= target:
             self._wake.set()
+
+    @property
+    def _target(self) -> int | None:
+        """Requests after which the open slot ends: fewer by those that the last one held too many, to a point.
+
+        A batch that was at work when the last slot turned belongs to that, and is counted when it is answered.
+        """
+        wanted, (slot, target, meanwhile) = self._config.slot_requests, self._last
+        if wanted is None:
+            return None
+        over = min(max(0, self._answers.held_by(slot) - target), wanted // 4)
+        return max(wanted - over, meanwhile // 3)
 
     def room(self, slot: int, at_work: int) -> tuple[float, bool]:
         """How many requests fit into a slot, beside those at work, and whether others wait until it has turned.
@@ -352,7 +364,8 @@ class LearnerThread:
 
     def _due(self) -> bool:
         requests, seconds = self._answers.held_by(self.learner.slot.number), self._config.slot_seconds
-        if self._target is not None and requests >= self._target:
+        target = self._target
+        if target is not None and requests >= target:
             return True
         if seconds is None or self._clock() - self._started < seconds:
             return False
@@ -367,13 +380,12 @@ class LearnerThread:
         the time, which is left to the requests.
         """
         slot, started = self.learner.slot.number, self._clock()
-        before = self._answers.held_by(slot)
+        before, target = self._answers.held_by(slot), self._target
         if not self.turn():
             return False
         held, wanted = self._answers.held_by(slot), self._config.slot_requests
-        if wanted is not None and self._target is not None:
-            over = min(max(0, held - self._target), wanted // 4)
-            self._target = max(wanted - over, (held - before) // 3)
+        if wanted is not None and target is not None:
+            self._last = slot, target, held - before
             grown, self._grown = self._grown, held > wanted + max(self._config.batch, wanted // 4)
             if self._grown and not grown:
                 self.alarms(

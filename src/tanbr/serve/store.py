@@ -23,7 +23,7 @@ from tanbr.errors import InputError, StateError
 from tanbr.loop.rewards import Given
 from tanbr.serve.ids import EPOCH_BYTES, KEY_BYTES, MOST_EPOCHS, Epoch, place_of, slot_of
 from tanbr.serve.records import Outcome, ServiceError
-from tanbr.types import FloatArray, frozen, to_jsonable
+from tanbr.types import FloatArray, frozen
 
 FILE = "store.sqlite3"
 LOCK = "lock"
@@ -108,7 +108,7 @@ class FeedbackRow:
 
 def shown(values: FloatArray) -> str:
     """Write a vector as the store does: JSON, NaN as null."""
-    return json.dumps(to_jsonable(values))
+    return json.dumps(values.tolist()).replace("NaN", "null")
 
 
 def vector(text: bytes | str) -> FloatArray:
