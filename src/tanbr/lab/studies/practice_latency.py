@@ -115,7 +115,7 @@ def main() -> None:
     found = {
         "command": "python -m tanbr.lab.studies.practice_latency " + " ".join(sys.argv[1:]), "cores": os.cpu_count(),
         "rounds": quantiles, "p99_over_without": round(whole["practice"] / whole["no practice"], 3),
-        "exercises": len(state.get("practice", {}).get("tried", [])),
+        "exercises": state["practice"]["exercises"],
     }  # fmt: skip
     print(json.dumps(found, indent=1))
     write_atomically(given.out, json.dumps(found, indent=1) + "\n")
