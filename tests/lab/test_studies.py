@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from lab.train import small
 from tanbr.errors import ConfigError
 from tanbr.lab.corpus import Dataset, Rows
-from tanbr.lab.studies import monitor, regret
+from tanbr.lab.studies import learning, monitor, regret
 from tanbr.lab.studies.broken_expert import broken
 from tanbr.lab.studies.regret import Scenario, World, played
 from tanbr.lab.studies.reward_maps import MAPS, BestBlends
@@ -55,6 +55,24 @@ def test_parts_of_the_router_can_be_switched_off_on_maps_and_on_requests(tmp_pat
     assert len(set(earned.values())) > 1
     with pytest.raises(SystemExit):
         regret.main([*asked, "--conditions", "noise 0.15"])
+
+
+def test_what_learning_earned_is_told_by_seed(tmp_path: Path) -> None:
+    folder = tmp_path / "known"
+    (folder / "runs").mkdir(parents=True)
+    about = {"command": "tanbr simulate --slots 40", "facts": {"model_sha256": "abc"}}
+    (folder / "simulate.json").write_text(json.dumps(about))
+    for name, late in (("seed0-tanbr", 0.9), ("seed1-tanbr", 0.8), ("seed0-average", 0.5), ("seed1-average", 0.4)):
+        reward = [[0.5, None]] * 30 + [[late, 0.0]] * 10  # the second task comes late, and one time in ten
+        slots = {"reward": reward, "counts": [[9, 0]] * 30 + [[9, 1]] * 10}
+        (folder / "runs" / f"{name}.json").write_text(json.dumps({"result": {"slots": slots}}))
+    found = learning.figures(folder)
+    assert found["command"] == about["command"]
+    assert found["rewards"]["tanbr"]["seed0"] == {"all": 0.5775, "from slot 30": 0.81, "first 20": 0.5}
+    assert found["rewards"]["average"]["seed1"]["from slot 30"] == 0.36
+    lines = [f"even={folder}:average", f"tanbr={folder}:tanbr"]
+    learning.draw(lines, lines, tmp_path / "learning.png")
+    assert (tmp_path / "learning.png").stat().st_size > 1_000
 
 
 def test_the_monitor_study_measures_what_it_is_asked_for(tmp_path: Path) -> None:

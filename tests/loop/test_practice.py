@@ -189,14 +189,6 @@ def test_rows_that_have_left_the_log_are_passed_over() -> None:
     assert np.isnan(after.table).all()
 
 
-def test_a_replaced_expert_is_forgotten_alone() -> None:
-    router = Tanbr(K, V, config=RouterConfig().of_requests(()))
-    practice = practised(router, slots=12)
-    forgot = practice.without(2)
-    assert np.isnan(forgot.table[:, 2]).all()
-    np.testing.assert_array_equal(np.delete(forgot.table, 2, 1), np.delete(practice.table, 2, 1))
-
-
 def test_what_was_practised_is_part_of_the_routers_state(tmp_path: Path) -> None:
     router = Tanbr(K, V, config=RouterConfig().of_requests(()))
     practised(router, slots=10)

@@ -110,12 +110,6 @@ class Practice:
                 rows[place], table[place] = row, blank
         return replace(self, rows=tuple(rows), table=np.array(table).reshape(-1, self.experts + 2), seen=tuple(seen))
 
-    def without(self, expert: int) -> "Practice":
-        """Forget what an expert answered: it was replaced."""
-        table = self.table.copy()
-        table[:, expert] = np.nan
-        return replace(self, table=table, paired=frozenset(one for one in self.paired if expert not in one[1:]))
-
     @cached_property
     def of(self) -> NDArray[np.intp]:
         """The task of each row (n,)."""

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tanbr.lab.rivals.rules import proportional
 from tanbr.router.shell import AskTell, Question, lone_root
 from tanbr.router.simplex import Sizes
 from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, Terms, TreeView
 
 ENOUGH = 16  # rewards of a task at each expert, before one is assigned
-SHARE = 0.05  # of a task in the mix, from which it is worth probing for
+SHARE = 0.25  # of a task in the mix, from which it is worth serving all requests by one expert to probe for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +34,11 @@ class _Policy:
         return Probed(*np.zeros((2, self.sizes.experts, self.sizes.tasks)))
 
     def choose(self, state: Probed, asked: Question, rng: np.random.Generator) -> Decision:
-        mix = np.where(asked.task_mix >= SHARE, asked.task_mix, 0.0)
-        lacking = np.maximum(ENOUGH - state.counts, 0.0) @ mix  # (K,)
-        mean = state.sums / np.maximum(state.counts, 1.0) + 1e-6 * state.sums.sum(axis=1, keepdims=True)
-        blend = proportional(asked.task_mix, own=mean.argmax(axis=0).tolist(), experts=self.sizes.experts)
+        frequent = asked.task_mix >= SHARE
+        lacking = np.maximum(ENOUGH - state.counts, 0.0) @ frequent  # (K,)
+        mean = state.sums / np.maximum(state.counts, 1.0)
+        best = mean == mean.max(axis=0)  # a task that was never probed for is shared out evenly
+        blend = (best / best.sum(axis=0)) @ asked.task_mix
         if lacking.any():
             blend = np.eye(self.sizes.experts)[int(lacking.argmax())]
         return asked.decided(blend, (Terms(float("nan")),))

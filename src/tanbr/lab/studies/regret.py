@@ -7,8 +7,9 @@
 A router is one of ROUTERS, or the default router with settings, or constants of its modules, changed:
 `tanbr:room=0;choose.SNAP=0`. `parts` stands for the default router, and for it without each of its parts in turn.
 The suite `requests` is no map: the embedded model answers requests whose mix drifts, on the server's loop; what it
-earned less than 1 is its regret. Constants were chosen on map seeds from 100 upwards; results are of seeds from 0. No
-constant may be chosen on the suite `held`.
+earned less than 1 is its regret. `practice` is the same where blends are practised on logged requests; its rows and
+seeds (`--first 100`) are for trying. Constants were chosen on map seeds from 100 upwards; results are of seeds from 0.
+No constant may be chosen on the suite `held`.
 """
 
 import argparse
@@ -48,6 +49,7 @@ PERIOD = 200  # slots until a moving mix returns
 CURVE = 40  # points of a kept curve
 ROUTER_SEED = 1000  # added to a scenario's seed: routers and maps never share a seed
 MOVES = "the map moves"
+PRACTICE = "practice"
 CONDITIONS: dict[str, dict[str, Any]] = {
     "half the tasks unseen": {"unseen": 0.5},
     "rewards 5 slots late": {"delay": 5},
@@ -57,6 +59,11 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     MOVES: {},  # half way
 }
 REQUESTS = {"requests, experts known": True, "requests, experts unknown": False}
+PRACTISED = (  # what is switched off, or made less of, where blends are practised on logged requests
+    "default.PRACTICE_FITS=[]", "known.LIFT=0", "conservative.DOUBT=1000000", "conservative.MARGIN=0", "room=0",
+    "choose.CLIMB_ROUNDS=0", "loop.practice.OPTIMISM=[null]", "loop.practice.OPTIMISM=[null,0.0]",
+    "loop.practice.ALONE=24",
+)  # fmt: skip
 PARTS = (  # of the default router, each as it is switched off
     "room=0", "choose.CLIMB_ROUNDS=0", "choose.SNAP=1e-6", "beta=0;known.BETA_FLOOR=0", "choose.OPEN_REACH=1e-6",
     "default.FITS=[];default.EARLY_FITS=[]", "default.EARLY_FITS=[]", "known.LIFT=0", "conservative.MARGIN=0",
@@ -143,7 +150,7 @@ class Requests:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.best = scenario, np.ones(scenario.slots)
-        study = Study(embedded.path(), slots=scenario.slots)
+        study = Study(embedded.path(), slots=scenario.slots, rehearse=scenario.mix == PRACTICE)
         self.bench = study.bench()
         self.stream = study.stream(self.bench.corpus, scenario.seed)
         self.own = self.bench.own_experts if REQUESTS[scenario.family] else ()
@@ -152,7 +159,9 @@ class Requests:
 
     def run(self, router: Router) -> FloatArray:
         """Serve every slot; the rewards (T,)."""
-        world = StreamWorld(self.bench.answers.each, self.bench.corpus.space)
+        practised: dict[str, Any] = {"practice": self.bench.practice, "disjoint": True}
+        more = practised if self.scenario.mix == PRACTICE else {}
+        world = StreamWorld(self.bench.answers.each, self.bench.corpus.space, **more)
         start = StartBlend(None, experts=self.bench.sizes[0], own_experts=self.own)
         one = Contestant(world, router, self.monitor.fork(), start=start, config=LoopConfig())
         return np.array([one.play(slot.rows).total_reward for slot in self.stream])
@@ -166,7 +175,7 @@ def figures(reward: FloatArray, best: FloatArray) -> dict[str, Any]:
         "mean": float(regret.mean()),
         "last": float(regret[-100:].mean()),
         "slots to 95%": int(reached.argmax()) if reached.any() else len(reward),
-        "curve": [round(float(part.mean()), 5) for part in np.array_split(regret, CURVE)],
+        "curve": [round(float(part.mean()), 5) for part in np.array_split(regret, min(CURVE, len(regret)))],
     }
 
 
@@ -198,7 +207,8 @@ def played(name: str, world: World | Requests) -> dict[str, Any]:
         more["config"] = config if world.own is None else config.of_requests(world.own)
     with ExitStack() as patched:
         for key, value in constants.items():
-            patched.enter_context(mock.patch(f"tanbr.router.{key}", value))
+            place = f"tanbr.{key}" if key.startswith("loop.") else f"tanbr.router.{key}"
+            patched.enter_context(mock.patch(place, value))
         return figures(world.run(ROUTERS[base](scenario.experts, scenario.tasks, **more)), world.best)
 
 
@@ -232,7 +242,8 @@ def table(runs: list[dict[str, Any]]) -> str:
 def draw(runs: list[dict[str, Any]], path: Path, *, slots: int) -> None:
     """Draw regret over time, a line a router, as a mean over the runs of the first condition."""
     own = [run for run in runs if run["condition"] == runs[0]["condition"]]
-    at = (np.arange(CURVE) + 0.5) * slots / CURVE
+    points = min(CURVE, slots)
+    at = (np.arange(points) + 0.5) * slots / points
     curves = {
         name: np.mean([run["curve"] for run in own if run["router"] == name], axis=0)
         for name in dict.fromkeys(run["router"] for run in own)
@@ -245,7 +256,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the study, print its tables, and keep what `--out` names (JSON, and tables and picture beside it)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="100 slots, K = 8, few routers: under a minute")
-    parser.add_argument("--suite", choices=[*SUITES, "requests"], default="own", help="which reward maps")
+    parser.add_argument("--suite", choices=[*SUITES, "requests", PRACTICE], default="own", help="which reward maps")
     parser.add_argument("--conditions", default="plain", help=f"between commas: plain, {', '.join(CONDITIONS)}")
     parser.add_argument("--mixes", default=",".join(MIXES), help="which, between commas")
     parser.add_argument("--experts", default="4,8", help="between commas; 8, or its own, for a condition")
@@ -255,13 +266,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--slots", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="write runs to this JSON file; tables and picture go beside it")
     options = parser.parse_args(arguments)
-    if options.suite == "requests" and options.conditions != "plain":
-        parser.error("conditions are of maps; leave --conditions out, or --suite requests")
+    served = options.suite in ("requests", PRACTICE)
+    if served and options.conditions != "plain":
+        parser.error("conditions are of maps; leave --conditions out, or the suite")
     slots = 100 if options.quick else options.slots
     few = ["tanbr", "tanbr:room=0", "random"]
     names = options.routers.split(",") if options.routers else few if options.quick else list(ROUTERS)
     if "parts" in names:
-        names = ["tanbr", *(f"tanbr:{part}" for part in PARTS)]
+        names = ["tanbr", *(f"tanbr:{part}" for part in (PRACTISED if options.suite == PRACTICE else PARTS))]
     runs: list[dict[str, Any]] = []
     for condition in options.conditions.split(","):
         change = {} if condition == "plain" else dict(CONDITIONS[condition])
@@ -270,8 +282,8 @@ def main(arguments: list[str] | None = None) -> None:
         change |= {"slots": slots} | ({"moves_at": slots // 2} if condition == MOVES else {})
         seeds = range(options.first, options.first + options.seeds)
         families, mixes = SUITES.get(options.suite, REQUESTS), options.mixes.split(",")
-        if options.suite == "requests":
-            mixes, sizes = ["drifting"], [8]
+        if served:
+            mixes, sizes = [PRACTICE if options.suite == PRACTICE else "drifting"], [8]
         for family, mix, experts, seed in itertools.product(families, mixes, sizes, seeds):
             scenario = Scenario(family, mix, seed, experts=experts, **change)
             world = Requests(scenario) if family in REQUESTS else World(scenario)
