@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,11 @@ def sections(args: argparse.Namespace, given: Given) -> dict[str, Section]:
         found[f"throughput {size}"] = lambda before, size=size: speed.throughput(  # type: ignore[misc]
             given, size, threads=threads, rounds=rounds, within=args.within, before=before, only=args.servers or ()
         )
-    for size, G in ((None, 1), (None, 3), *((one, 1) for one in dict.fromkeys((small, large)) if not quick)):
-        count = 5 if quick else {"minilm": 20, "base": 5}.get(size or "", 150)
-        found[f"slots {size or 'embedded'}, {G} model{'s' * (G > 1)}"] = lambda _, size=size, G=G, count=count: (
-            slots.slots(  # type: ignore[misc]
-                size, work, models=G, rounds=1 if quick else args.rounds, count=count
-            )
-        )
+    of_slots: list[tuple[str | None, int]] = [(None, 1), (None, 3), *(() if quick else ((small, 1), (large, 1)))]
+    for which, G in of_slots:
+        count = 5 if quick else {"minilm": 20, "base": 5}.get(which or "", 150)
+        how: dict[str, Any] = {"models": G, "rounds": 1 if quick else args.rounds, "count": count}
+        found[f"slots {which or 'embedded'}, {G} model{'s' * (G > 1)}"] = partial(slots.slots, which, work, **how)
     found[f"backends {small}"] = lambda _: backends.backends(small, work, rounds=rounds)
     if large != small:
         found[f"backends {large}"] = lambda _: backends.backends(large, work, rounds=rounds)

@@ -16,7 +16,7 @@ WANTED = 64  # requests of a slot
 PARTS = re.compile(r'tanbr_turn_(seconds_sum|seconds_count|cpu_seconds_total)\{part="(\w+)"\} (\S+)')
 
 
-def slots(size: str | None, work: Path, *, models: int, rounds: int, count: int) -> dict[str, Any]:
+def slots(size: str | None, work: Path, _before: object, *, models: int, rounds: int, count: int) -> dict[str, Any]:
     """Send `tanbr traffic` at full speed, for so many slots; beside it, in turn, a server that never turns one."""
     folder = None if size is None else with_tasks(size, work)
     turning, still, runs = [], [], []
