@@ -41,10 +41,10 @@ def sections(args: argparse.Namespace, given: Given) -> dict[str, Section]:
             given, size, threads=threads, rounds=rounds, within=args.within, before=before, only=args.servers or ()
         )
     of_slots: list[tuple[str | None, int]] = [(None, 1), (None, 3), *(() if quick else ((small, 1), (large, 1)))]
-    for which, G in of_slots:
-        count = 5 if quick else {"minilm": 20, "base": 5}.get(which or "", 150)
+    for served, G in of_slots:
+        count = 5 if quick else {"minilm": 20, "base": 5}.get(served or "", 150)
         how: dict[str, Any] = {"models": G, "rounds": 1 if quick else args.rounds, "count": count}
-        found[f"slots {which or 'embedded'}, {G} model{'s' * (G > 1)}"] = partial(slots.slots, which, work, **how)
+        found[f"slots {served or 'embedded'}, {G} model{'s' * (G > 1)}"] = partial(slots.slots, served, work, **how)
     found[f"backends {small}"] = lambda _: backends.backends(small, work, rounds=rounds)
     if large != small:
         found[f"backends {large}"] = lambda _: backends.backends(large, work, rounds=rounds)

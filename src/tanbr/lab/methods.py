@@ -42,7 +42,8 @@ from tanbr.merge.methods import METHODS, check_name
 from tanbr.monitor import Monitor
 from tanbr.router.config import RouterConfig
 from tanbr.router.own import OwnRouter
-from tanbr.serve.dense import DenseModel, Precision
+from tanbr.serve.backends.choose import Precision
+from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks.metrics import Answer
 from tanbr.types import AnswersBy, FloatArray, Router, Text

@@ -26,7 +26,7 @@ from tanbr.lab.world import Credit
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.moe.device import device_of
-from tanbr.serve.dense import Precision
+from tanbr.serve.backends.choose import Precision
 from tanbr.tasks.metrics import figure
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import AnswersBy, FloatArray, SlotRecord

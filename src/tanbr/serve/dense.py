@@ -5,7 +5,7 @@ The forward pass is the server's (`serve.backends`).
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.text import Inputs, TextEncoder
+from tanbr.serve.backends.choose import Precision
 from tanbr.serve.backends.torch_eager import TorchEager, lowered
 from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import Answer, LabelSpace
@@ -40,7 +41,7 @@ class DenseModel:
     A head must have the label space's columns; they are put in that order.
     """
 
-    def __init__(self, moe: Moe, space: LabelSpace, *, precision: Literal["fp32", "bf16"] = "fp32") -> None:
+    def __init__(self, moe: Moe, space: LabelSpace, *, precision: Precision = "fp32") -> None:
         self.moe, self.space = moe, space
         self.model: Any = lowered(with_start(moe.dense()), moe, precision)
         self.encode = TextEncoder.of(moe.path, vocab_size=self.model.config.vocab_size)

@@ -52,6 +52,13 @@ def test_the_fastest_way_that_answers_alike_is_taken(way: str, moe: Moe, quickes
     assert took(Engine(moe, backend="auto", precision="auto", probes=TEXTS)) == "fp32 by torch"
 
 
+def test_without_a_text_backends_are_timed_all_the_same(moe: Moe, quickest: Callable[..., None]) -> None:
+    quickest("fp32 by onnx", "int8 by onnx")
+    engine = Engine(moe, backend="auto", precision="auto", probes=())
+    assert took(engine) == "fp32 by onnx"
+    assert "0 texts of a history are too few" in engine.live.backend.chosen
+
+
 def test_a_precision_that_answers_otherwise_is_not_taken(
     moe: Moe, quickest: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,8 @@ BROKEN = 0.9  # a precision that was asked for is refused below this: the kernel
 GAIN = 1.05  # how much faster another way has to be than the one before it
 SECONDS = 5.0  # of the trial, and what the last round takes longer
 ROUNDS = 7  # most of them; the best of each way counts
+UNREAD: Inputs = {name: np.ones((32, 24), np.int64) for name in ("input_ids", "attention_mask")}  # is timed where there
+# is no text: as long as most of GLUE's, and the same for every way
 
 log = logging.getLogger("tanbr.serve")
 
@@ -83,6 +85,7 @@ def chosen(exact: Any, ways: Sequence[Way], batches: Sequence[Inputs], *, device
     rows = 0 if exact.embeds else rows  # a vector is no answer that could be the same
     labels = _labels(exact, batches) if rows and any(way.precision != "fp32" for way in ways) else None
     least = AGREEMENT if asked == "auto" else BROKEN
+    timed = batches or [UNREAD]
     ready: list[tuple[Way, Any]] = []
     lines: list[str] = []
     for way in ways:
@@ -90,8 +93,8 @@ def chosen(exact: Any, ways: Sequence[Way], batches: Sequence[Inputs], *, device
             made = way.make()
             if way.precision != "fp32" and labels is not None:
                 made.agreement = float(np.mean(_labels(made, batches) == labels))
-            elif len(ways) > 1 and batches:
-                made.classify(batches[0])
+            elif len(ways) > 1:
+                made.classify(timed[0])
         except Exception as error:  # whatever a library raises: another way serves as well
             if len(ways) == 1:
                 raise
@@ -104,10 +107,9 @@ def chosen(exact: Any, ways: Sequence[Way], batches: Sequence[Inputs], *, device
     if not ready:
         raise InputError(f"{'; '.join(lines)}: serve this model in fp32")
     took = 0
-    if len(ready) > 1 and batches:
-        seconds = trial(
-            [made for _, made in ready], batches, workers=min(usable_cores(), MOST_WORKERS) if device == "cpu" else 1
-        )
+    if len(ready) > 1:
+        workers = min(usable_cores(), MOST_WORKERS) if device == "cpu" else 1
+        seconds = trial([made for _, made in ready], timed, workers=workers)
         for number in range(1, len(ready)):
             took = number if seconds[number] * GAIN < seconds[took] else took
         lines = [

@@ -57,8 +57,8 @@ class OnnxRuntime(TorchEager):
                 return why
         if precision == "bf16":
             return "the backend onnx has no bf16; serve with --backend torch, or in fp32 or int8"
-        if (why := _not_runnable(model)) is not None:
-            return f"the backend onnx runs BERT classifiers on the CPU (got {why}); serve with --backend torch"
+        if (other := _not_runnable(model)) is not None:
+            return f"the backend onnx runs BERT classifiers on the CPU (got {other}); serve with --backend torch"
         return ""
 
     def classify(self, inputs: Inputs) -> FloatArray:
