@@ -36,7 +36,6 @@ MISTAKES = {
     "serve --port 0 --engine-url http://127.0.0.1:9": "--engine-url needs --engine",
     f"serve --port 0 --backend onnx {NO_ENGINE}": "leave --backend out",
     f"serve --port 0 --precision int8 {NO_ENGINE}": "leave --precision out",
-    "serve --precision int4": "'int4' is not one of 'auto', 'fp32', 'bf16', 'int8'",
     f"serve --port 0 {NO_ENGINE}": "vllm runs causal language models",
     "send a-text": "cannot reach http://127.0.0.1:9",
     "send a-text --server no-url": "no-url",
@@ -108,7 +107,10 @@ def test_a_corrupt_embedded_model_is_named(mistake: Mistake, tmp_path: Path, mon
     assert "broken" in mistake("demo")
 
 
-def test_an_option_that_is_not_there_exits_with_2(tmp_path: Path) -> None:
+def test_an_option_or_a_choice_that_is_not_there_exits_with_2(tmp_path: Path) -> None:
+    other = tanbr("serve", "--precision", "int4", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "'int4' is not one of" in other.stderr
     done = tanbr("serve", "--int8", cwd=tmp_path)
     assert done.returncode == 2
     assert "No such option: --int8" in done.stderr

@@ -14,6 +14,7 @@ from serve.serving import Run, V
 from tanbr.cli import app
 from tanbr.errors import CheckpointError, StateError
 from tanbr.lab.tasks import tiny
+from tanbr.loop.practice import READY
 from tanbr.loop.turn import exercise
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -80,11 +81,11 @@ def test_what_practice_found_is_shown_kept_and_written_as_a_card(run: Run, moe: 
     assert "practised nothing yet" in card(state, out)[1]
     label(live, tiny.TASKS)
     assert [one.logged for one in shown(live).tasks] == [8] * V
-    practise(live, 14)  # the even blend, every expert alone, and what is suggested
+    practise(live, READY)  # the even blend, every expert alone, and what is suggested
     live.end_slot()
     now = live.state()
     found = shown(live)
-    assert found.exercises == 14
+    assert found.exercises == READY
     assert [one.rows for one in found.tasks] == [8] * V
     own = read_card(moe.path).experts_of(NAMES)
     assert [one.expert for one in found.tasks] == list(own)  # though nobody said it
@@ -95,9 +96,7 @@ def test_what_practice_found_is_shown_kept_and_written_as_a_card(run: Run, moe: 
     assert tried.keys() >= {"an expert alone", "what would be served"}
     assert found.tried[0].slot >= found.tried[-1].slot
     assert now.why is not None
-    said = (
-        "practice decided, after 14 exercises: .* gained [+-][0-9.]+ ± [0-9.]+ points over the even blend on 64 logged"
-    )
+    said = f"practice decided, after {READY} exercises: .* gained [+-][0-9.]+ ± [0-9.]+ points over the even blend on 64 logged"
     assert re.search(said, now.why.sentence), now.why.sentence
     live.stop()
 
@@ -136,7 +135,13 @@ def test_what_practice_found_is_shown_kept_and_written_as_a_card(run: Run, moe: 
 def test_no_card_is_written_while_a_task_has_too_few_rows(run: Run, tmp_path: Path) -> None:
     live = begin(run, tmp_path / "state")
     label(live, tiny.TASKS[1:])
-    practise(live, 9)
+    practise(live, READY - 1)
+    live.end_slot()
+    assert (
+        f"practised too little yet ({READY - 1} exercises of {READY})"
+        in card(tmp_path / "state", tmp_path / "learned")[1]
+    )
+    practise(live, 1)
     live.end_slot()
     code, said = card(tmp_path / "state", tmp_path / "learned")
     assert code == 1  # the command line makes one sentence and exit code 2 of it

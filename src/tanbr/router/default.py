@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 
 from tanbr.router import gp
 from tanbr.router.choose import Panel, wanted
@@ -185,6 +184,8 @@ class GpTree(Rules):
         place[order] = np.arange(len(order))
         visits = np.zeros(len(order))
         if len(pool.arms):
+            from scipy.spatial.distance import cdist  # not at the top: `tanbr --help` loads this module
+
             away = cdist(tree.blend[order], pool.arms)  # (n, m)
             visits = np.where(away.min(axis=1) < SNAP, pool.visits[away.argmin(axis=1)], 0.0)
         return TreeView(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tanbr.errors import InputError, StateError
-from tanbr.loop.practice import FEW
+from tanbr.loop.practice import FEW, READY
 from tanbr.loop.slot import Slot
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -89,6 +89,8 @@ def learned_card(state: Path) -> tuple[Card, MadeFor, dict[str, WorthView]]:
         found = read_practice(store, experts=len(made.experts), tasks=len(made.tasks))
     if found is None or not found.exercises:
         raise StateError(f"{state} has practised nothing yet; serve on, and send labels, or rewards of 0 and 1")
+    if found.exercises < READY and all(of.expert is None for of in found.tasks):
+        raise StateError(f"{state} has practised too little yet ({found.exercises} exercises of {READY}); serve on")
     worth = dict(zip(made.tasks, found.tasks, strict=True))
     few = [f"{name} has {of.rows}" for name, of in worth.items() if of.rows < FEW or of.expert is None]
     if few:
