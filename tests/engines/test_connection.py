@@ -104,7 +104,7 @@ COMPRESSED = gzip.compress(b"[" + b" " * 1_000_000 + b"]")
     [
         (OK, b"1" * 65536, "more than .* bytes"),
         ("HTTP/1.1 400 Bad Request", b"1" * 65536, "more than .* bytes"),
-        (f"{OK}\ncontent-encoding: gzip\ncontent-length: {len(COMPRESSED)}", COMPRESSED, "is compressed"),
+        (f"{OK}\ncontent-encoding: gzip", COMPRESSED, "is compressed"),
     ],
 )
 def test_an_answer_without_bounds_is_not_read(head: str, part: bytes, says: str, streamed: bool) -> None:
@@ -180,12 +180,12 @@ def test_what_is_sent_as_an_idle_connection_closes_is_sent_again_and_a_server_th
         with closing(Connection(f"http://127.0.0.1:{server.server_address[1]}")) as connection:
             for _ in range(3):
                 if most == 2:
-                    assert connection.call(connection.ask("GET", "/props")) == 7
+                    assert connection.call(connection.ask("POST", "/v1/completions")) == 7
                 else:
                     with pytest.raises(EngineLost, match="no engine answers"):
-                        connection.call(connection.ask("GET", "/props"))
+                        connection.call(connection.ask("POST", "/v1/completions"))
         server.shutdown()
-    assert Closing.heads == (5 if most == 2 else 3)  # the second and third went over a kept connection first
+    assert Closing.heads == (4 if most == 2 else 3)  # the second went over a kept connection first
 
 
 def test_what_waits_is_given_up_when_it_is_closed() -> None:
