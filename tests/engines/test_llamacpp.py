@@ -44,16 +44,6 @@ def test_the_bases_share_is_nothing_to_load(llama: FakeLlamaCpp, adapters: Moe, 
         assert answers(engine) == transformers_answers(moe, blend)
 
 
-def test_an_engine_that_comes_back_has_what_answered_last(llama: FakeLlamaCpp, adapters: Moe) -> None:
-    with serving_first(llama, adapters) as engine:
-        llama.kill()
-        with pytest.raises(EngineLost):
-            answers(engine)
-        llama.start()
-        wait_for(lambda: engine.available)
-        assert right(engine, adapters)
-
-
 def test_an_engine_whose_adapters_are_others_answers_nobody(llama: FakeLlamaCpp, adapters: Moe) -> None:
     with serving_first(llama, adapters) as engine:
         right_ones = llama.experts

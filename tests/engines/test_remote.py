@@ -131,6 +131,17 @@ def test_a_request_reaches_the_engine_as_it_is_but_for_its_model(fake: FakeVllm,
         assert len(answer["choices"]) == 2
 
 
+@pytest.mark.parametrize("odd", [float("nan"), "\ud800"])
+def test_what_json_hardly_knows_is_the_engines_to_judge_and_loses_it_for_nobody(
+    odd: Any, lora: FakeVllm, adapters: Moe
+) -> None:
+    with serving_first(lora, adapters) as engine:
+        lora.asked.clear()
+        relayed(engine, prompt="w1", max_tokens=1, beyond=odd)
+        assert [repr(one["beyond"]) for one in lora.asked] == [repr(odd)]
+        assert engine.available
+
+
 @pytest.mark.parametrize("status", [400, 422, 429, 500, 503])
 def test_what_an_engine_refuses_is_the_clients_to_read_and_nobody_elses(status: int, fake: FakeVllm, moe: Moe) -> None:
     with serving_first(fake, moe) as engine:

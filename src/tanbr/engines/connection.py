@@ -11,12 +11,14 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx2
+import aiohttp
+from uvicorn.loops.auto import auto_loop_factory
+from yarl import URL
 
 from tanbr.errors import ConfigError
 from tanbr.serve.records import ServiceError
@@ -25,7 +27,7 @@ Result = TypeVar("Result")
 TRACED: ContextVar[Mapping[str, str] | None] = ContextVar("TRACED", default=None)  # headers of a request's span
 
 CONNECT_SECONDS = 5.0
-IDLE_SECONDS = 2.0  # before an unused connection is closed: engines close after 5 s, and a request just then fails
+IDLE_SECONDS = 2.0  # before an unused connection is closed: engines close after 5 s
 ANSWER_SECONDS = 30.0  # for questions about the engine itself, which wait for a step of the model
 LOAD_SECONDS = 120.0  # for running answers to end before a load: clients wait 30 s for an answer by default
 LOAD_RATE = 100e6  # bytes of weights per second that the slowest disk delivers
@@ -55,23 +57,27 @@ class Connection:
     """An engine's address, and the thread that talks to it."""
 
     def __init__(self, url: str, *, token: str | None = None) -> None:
-        headers = {"accept-encoding": "identity"} | ({} if token is None else {"authorization": f"Bearer {token}"})
-        timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, pool=None)  # `asyncio.timeout` limits the rest
         try:
-            address = httpx2.URL(url)
-            self.url = str(address.copy_with(username=None, password=None)).rstrip("/")
-            if address.scheme not in ("http", "https") or not address.host:
-                raise ConfigError(f"an engine's URL must be like http://127.0.0.1:8000 (got {url!r})")
-            secrets = (token or "", address.password, base64.b64encode(address.userinfo).decode())
-            self._secrets = [one for one in secrets if len(one) >= SECRET_LENGTH]
-            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=IDLE_SECONDS)
-            self._http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
-        except (httpx2.InvalidURL, UnicodeEncodeError) as error:
+            address = URL(url)
+            self.url = str(address.origin()) + address.raw_path.rstrip("/")
+            user = f"{address.user}:{address.password or ''}" if address.user else ""
+            basic = base64.b64encode(user.encode()).decode()
+            key = f"Basic {basic}" if user else token and f"Bearer {token}"
+            if address.scheme not in ("http", "https"):
+                raise ValueError("it has another scheme")
+            if key and not (key.isascii() and key.isprintable()):
+                raise ValueError("the engine's token has other characters than a header may have")
+        except ValueError as error:
             raise ConfigError(f"an engine's URL must be like http://127.0.0.1:8000 (got {url!r}: {error})") from None
-        self._loop = asyncio.new_event_loop()
+        self._secrets = [one for one in (token, address.password, basic) if one and len(one) >= SECRET_LENGTH]
+        headers = {"accept-encoding": "identity", "content-type": "application/json"}
+        headers |= {"authorization": key} if key else {}
+        self._loop = auto_loop_factory()()
         thread = threading.Thread(target=self._loop.run_forever, name="tanbr-engine", daemon=True)
         thread.start()
-        self._end = weakref.finalize(self, _close, self._loop, self._http, thread)
+        http = asyncio.run_coroutine_threadsafe(_sessions(headers), self._loop).result()
+        self._kept, self._fresh = http
+        self._end = weakref.finalize(self, _close, self._loop, http, thread)
 
     def close(self) -> None:
         """End the thread; those who wait for it get an error."""
@@ -98,57 +104,76 @@ class Connection:
 
     async def text(self, method: str, path: str, body: Any = None, *, seconds: float | None = ANSWER_SECONDS) -> str:
         """Send JSON, and read text."""
-        async with self._answer(method, path, body, seconds) as (response, _):
-            return await self._read(response)
-
-    async def whole(self, path: str, body: Any) -> AsyncGenerator[Any]:
-        """Send JSON, and read an answer as a stream of one event, without a time limit."""
-        yield await self.ask("POST", path, body, seconds=None)
+        async with self._answer(method, path, body, seconds) as answer:
+            return await self._read(answer)
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any]:
-        """Send JSON, and read the events of a stream as they come. There is no time limit: the reader gives up."""
-        async with self._answer("POST", path, body, None) as (response, deadline):
+        """Send JSON, and read the events of a stream as they come; what is asked for whole is one event.
+
+        There is no time limit: the reader gives up.
+        """
+        if not body.get("stream"):
+            yield await self.ask("POST", path, body, seconds=None)
+            return
+        async with self._answer("POST", path, body, None) as answer:
             rest = b""  # of a line that is not yet complete
-            async for chunk in response.aiter_raw():
-                *lines, rest = (rest + chunk).split(b"\n")
+            async for part in answer.content.iter_any():
+                *lines, rest = (rest + part).split(b"\n")
                 if len(rest) > LINE_BYTES:
                     raise EngineLost(f"the engine at {self.url} streams a line of more than {LINE_BYTES} bytes")
-                for line in lines:
-                    if (data := line.removeprefix(b"data:").strip()) == b"[DONE]":
-                        deadline.reschedule(asyncio.get_running_loop().time() + END_SECONDS)
-                    elif line.startswith(b"data:"):
+                for one in lines:
+                    if (data := one.removeprefix(b"data:").strip()) == b"[DONE]":
+                        with suppress(TimeoutError, aiohttp.ClientError):
+                            async with asyncio.timeout(END_SECONDS):
+                                await self._read(answer)
+                        return
+                    if one.startswith(b"data:"):
                         yield self._json(self._without_secrets(data), path)
 
     @asynccontextmanager
     async def _answer(
         self, method: str, path: str, body: Any, seconds: float | None
-    ) -> AsyncGenerator[tuple[httpx2.Response, asyncio.Timeout]]:
-        """Ask; give an answer with status 200, not yet read, and the deadline for reading it."""
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Ask; give an answer with status 200, not yet read."""
+        answer: aiohttp.ClientResponse | None = None
         try:
-            async with (
-                asyncio.timeout(seconds) as deadline,
-                self._http.stream(method, path, json=body, headers=TRACED.get()) as response,
-            ):
-                if "content-encoding" in response.headers:  # a few bytes could become gigabytes
+            async with asyncio.timeout(seconds):
+                answer = await self._sent(method, path, None if body is None else json.dumps(body).encode())
+                if "content-encoding" in answer.headers:  # a few bytes could become gigabytes
                     raise EngineLost(f"{self.url}{path} is compressed, and was not to be; is an engine there?")
-                if response.status_code != 200:
-                    said = _message(body := await self._read(response))
-                    kind = EngineRefused if response.status_code < 500 else EngineLost
-                    sentence = f"the engine answers {path} with {response.status_code}: {said}"
-                    raise kind(sentence, status=response.status_code, said=said, body=body)
-                yield response, deadline
-        except TimeoutError:
-            if seconds is None:
-                return  # the stream has sent its [DONE]
-            raise EngineLost(f"the engine at {self.url} did not answer {path} in time") from None
-        except (httpx2.HTTPError, httpx2.StreamError) as error:
-            said = self._without_secrets(f"{type(error).__name__}: {error}".encode())
+                if answer.status != 200:
+                    said = _message(text := await self._read(answer))
+                    kind = EngineRefused if answer.status < 500 else EngineLost
+                    sentence = f"the engine answers {path} with {answer.status}: {said}"
+                    raise kind(sentence, status=answer.status, said=said, body=text)
+                yield answer
+        except (aiohttp.ClientError, ConnectionError) as error:
+            said = _message(self._without_secrets(str(error).encode()))
             raise EngineLost(f"no engine answers at {self.url} ({said}); start it there") from None
+        except TimeoutError:
+            raise EngineLost(f"the engine at {self.url} did not answer {path} in time") from None
+        finally:
+            if answer is not None:
+                answer.close()  # what was read to its end has given its connection back
 
-    async def _read(self, response: httpx2.Response) -> str:
+    async def _sent(self, method: str, path: str, content: bytes | None) -> aiohttp.ClientResponse:
+        """Send a request; once more, over a new connection, if a kept one closes before any of the answer.
+
+        llama-server and vLLM close a connection after five idle seconds, perhaps just as we send.
+        """
+        url, kept = URL(self.url + path, encoded=True), list[bool]()
+        how: Any = {"data": content, "headers": TRACED.get(), "allow_redirects": False}
+        try:
+            return await self._kept.request(method, url, trace_request_ctx=kept, **how)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if not kept or not isinstance(getattr(error, "message", ""), str):  # a part of an answer
+                raise
+        return await self._fresh.request(method, url, **how)
+
+    async def _read(self, answer: aiohttp.ClientResponse) -> str:
         said = bytearray()
-        async for chunk in response.aiter_raw():
-            said += chunk
+        async for part in answer.content.iter_any():
+            said += part
             if len(said) > ANSWER_BYTES:
                 raise EngineLost(f"the engine at {self.url} answers with more than {ANSWER_BYTES} bytes")
         return self._without_secrets(said)
@@ -183,15 +208,34 @@ def _message(text: str) -> str:
     return " ".join(str(said).split())[:300] or "nothing"
 
 
-def _close(loop: asyncio.AbstractEventLoop, http: httpx2.AsyncClient, thread: threading.Thread) -> None:
-    """Cancel everything in the thread, close the client there, and end the thread."""
+async def _sessions(headers: Mapping[str, str]) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
+    """Make what asks, in its loop: over connections that are kept, and over new ones alone."""
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_note_kept)
+    timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
+    how: Any = {"headers": headers, "timeout": timeout, "auto_decompress": False}
+    kept = aiohttp.TCPConnector(keepalive_timeout=IDLE_SECONDS, limit=0)
+    fresh = aiohttp.TCPConnector(force_close=True, limit=0)
+    return (
+        aiohttp.ClientSession(connector=kept, trace_configs=[trace], cookie_jar=aiohttp.DummyCookieJar(), **how),
+        aiohttp.ClientSession(connector=fresh, cookie_jar=aiohttp.DummyCookieJar(), **how),
+    )
+
+
+async def _note_kept(_: aiohttp.ClientSession, context: Any, __: Any) -> None:
+    context.trace_request_ctx.append(True)
+
+
+def _close(loop: asyncio.AbstractEventLoop, http: tuple[aiohttp.ClientSession, ...], thread: threading.Thread) -> None:
+    """Cancel everything in the thread, close the connections there, and end the thread."""
 
     async def close() -> None:
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await http.aclose()
+        for session in http:
+            await session.close()
         loop.stop()
 
     if not loop.is_closed():

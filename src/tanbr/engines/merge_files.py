@@ -25,7 +25,7 @@ from tanbr.merge.blend import finite
 from tanbr.merge.skeleton import skeleton
 from tanbr.merge.sources.one_adapter import export_adapter, joinable
 from tanbr.merge.sources.peft_folder import SETTINGS
-from tanbr.moe.checkpoint import SINGLE, TensorSpec
+from tanbr.moe.checkpoint import SINGLE
 from tanbr.moe.writing import copy_companions, header_of, locked, remove_if_abandoned, write_json
 from tanbr.serve.backends.torch_eager import rest
 from tanbr.types import Blend
@@ -66,7 +66,7 @@ class DenseFile(MergeFile):
 
     def __init__(self, moe: Moe, folder: Path) -> None:
         super().__init__(moe, folder)
-        tensors = tensors_of(moe)
+        tensors = list(moe.plan.specs.values())
         head = header_of(tensors)
         try:
             folder.mkdir(mode=0o755)
@@ -92,7 +92,7 @@ class DenseFile(MergeFile):
     @staticmethod
     def room(moe: Moe) -> int:
         """Give the bytes of the dense model."""
-        return sum(tensor.nbytes for tensor in tensors_of(moe))
+        return sum(tensor.nbytes for tensor in moe.plan.specs.values())
 
     def _write(self, moe: Moe, blend: Blend, share: float) -> None:
         started = time.perf_counter()
@@ -170,11 +170,6 @@ def rank_of(moe: Moe, most: int) -> int:
     """Give the highest rank that a blend of at most so many adapters has."""
     ranks = [sorted(one.down.shape[0] for one in adds.values())[-most:] for adds in joinable(moe).factors.values()]
     return max(map(sum, ranks))
-
-
-def tensors_of(moe: Moe) -> list[TensorSpec]:
-    """List the tensors of the dense model, as they are in its file."""
-    return list(moe.plan.specs.values())
 
 
 def _roomy(roots: Sequence[Path], count: int, wanted: int) -> Path:

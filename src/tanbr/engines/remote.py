@@ -285,8 +285,7 @@ class Remote(Backend):
         TRACED.set(headers)
         engine, asked, confirmed = self._host.engine, self._host.engine.asked(body, loaded.label), False
         try:
-            events = engine.events(path, asked) if body.get("stream") else engine.whole(path, asked)
-            async with engine.turn(loaded.label), aclosing(events) as said:
+            async with engine.turn(loaded.label), aclosing(engine.events(path, asked)) as said:
                 async for event in said:
                     if "error" in event:
                         raise _broken_off(event["error"])

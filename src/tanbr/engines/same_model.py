@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 
 from tanbr.engines.dialect import Dialect, Served
-from tanbr.engines.merge_files import tensors_of
 from tanbr.errors import ConfigError, TanbrError
 from tanbr.merge import Moe
 from tanbr.merge.sources.alike import weights_of
@@ -30,7 +29,7 @@ def check_same(moe: Moe, encode: TextEncoder, engine: Dialect) -> Served:
         raise ConfigError(
             f"{where} quantises its weights ({served.quantised}), and merges are not; start it without that"
         )
-    for dtype in sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors_of(moe)}):
+    for dtype in sorted({str(tensor.dtype).removeprefix("torch.") for tensor in moe.plan.specs.values()}):
         if served.dtype is not None and dtype not in {served.dtype, *HOLDS.get(served.dtype, ())}:
             raise ConfigError(
                 f"{where} computes in {served.dtype}, and {moe.path} is {dtype}; start it with --dtype {dtype}"
