@@ -96,13 +96,13 @@ def test_what_practice_found_is_shown_kept_and_written_as_a_card(run: Run, moe: 
     assert tried.keys() >= {"an expert alone", "what would be served"}
     assert found.tried[0].slot >= found.tried[-1].slot
     assert now.why is not None
-    said = f"practice decided, after {READY} exercises: .* gained [+-][0-9.]+ ± [0-9.]+ points over the even blend on 64 logged"
+    said = rf"practice decided, after {READY} exercises: .* gained [+-][0-9.]+ ± [0-9.]+ points over the even blend"
     assert re.search(said, now.why.sentence), now.why.sentence
     live.stop()
 
     again = begin(run, state)
     kept = shown(again)
-    assert (kept.exercises, kept.tried) == (14, found.tried)
+    assert (kept.exercises, kept.tried) == (READY, found.tried)
     assert [(one.rows, one.rewards, one.expert) for one in kept.tasks] == [
         (one.rows, one.rewards, one.expert) for one in found.tasks
     ]
@@ -110,7 +110,7 @@ def test_what_practice_found_is_shown_kept_and_written_as_a_card(run: Run, moe: 
     label(again, tiny.TASKS[:1], 16)
     practise(again, 9)
     newer = shown(again)
-    assert newer.exercises == 23
+    assert newer.exercises == READY + 9
     assert [one.rows for one in newer.tasks] == [16] + [8] * (V - 1)  # a task's own rows, once it has some
     again.stop()
 
