@@ -88,6 +88,7 @@ class TorchEager(Backend):
             moe.release()
             started = rest(started, share)
 
+    @torch.no_grad()
     def _put(self, name: str, tensor: Tensor) -> None:
         """Write a merged tensor into an int8 model."""
         if (int8 := self._int8.get(name.removesuffix(".weight"))) is not None and name.endswith(".weight"):
