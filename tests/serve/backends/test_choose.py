@@ -12,7 +12,9 @@ from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.int8 import Int8Linear
-from tanbr.serve.backends import choose, fastest
+from tanbr.serve.backends import choose
+from tanbr.serve.backends.onnx_runtime import OnnxRuntime
+from tanbr.serve.backends.torch_eager import TorchEager
 from tanbr.serve.engine import Engine
 from tanbr.serve.service import Service
 
@@ -29,7 +31,7 @@ def quickest(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setattr("tanbr.serve.backends.torch_eager.instructions", lambda _: ("bf16", "int8"))
 
     def fast(*ways: str) -> None:
-        def trial(backends: Sequence[fastest.TorchEager], *_: object, **__: object) -> list[float]:
+        def trial(backends: Sequence[TorchEager], *_: object, **__: object) -> list[float]:
             return [0.1 if f"{one.precision} by {one.name}" in ways else 1.0 for one in backends]
 
         monkeypatch.setattr(choose, "trial", trial)
@@ -91,7 +93,7 @@ def test_another_way_answers_where_onnx_runtime_fails(
         raise RuntimeError("no kernel")
 
     quickest("fp32 by onnx")
-    monkeypatch.setattr(fastest.OnnxRuntime, "classify", broken)
+    monkeypatch.setattr(OnnxRuntime, "classify", broken)
     engine = Engine(moe, backend="auto", precision="auto", probes=TEXTS)
     assert took(engine) == "fp32 by torch"
     assert "fp32 by onnx fails (RuntimeError: no kernel)" in engine.live.backend.chosen

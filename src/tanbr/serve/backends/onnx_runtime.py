@@ -44,6 +44,10 @@ class OnnxRuntime(TorchEager):
     @classmethod
     def unable(cls, model: Any, precision: Precision) -> str:
         """Say why ONNX Runtime cannot run a model in a precision."""
+        if precision == "bf16":
+            return "the backend onnx has no bf16; serve with --backend torch, or in fp32 or int8"
+        if (odd := _not_runnable(model)) is not None:
+            return f"the backend onnx runs BERT classifiers on the CPU (got {odd}); serve with --backend torch"
         for package in ("onnx", "onnxruntime"):
             try:
                 import_module(package)
@@ -55,10 +59,6 @@ class OnnxRuntime(TorchEager):
                 if named:
                     log.warning(why)
                 return why
-        if precision == "bf16":
-            return "the backend onnx has no bf16; serve with --backend torch, or in fp32 or int8"
-        if (other := _not_runnable(model)) is not None:
-            return f"the backend onnx runs BERT classifiers on the CPU (got {other}); serve with --backend torch"
         return ""
 
     def classify(self, inputs: Inputs) -> FloatArray:
