@@ -60,16 +60,18 @@ def test_it_answers_learns_and_knows_its_state_again(folders: tuple[Path, list[P
         build(base, experts=experts[:2], config=CONFIG, state=tmp_path / "state")
 
 
-def test_in_int8_what_a_blend_changes_beside_linear_maps_is_each_models_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+@pytest.mark.parametrize("within", [(".intermediate.", ".output.LayerNorm"), ("",)], ids=["some", "every tensor"])
+def test_in_int8_what_a_blend_changes_is_each_models_own(backend: str, within: tuple[str, ...], tmp_path: Path) -> None:
     model = build_dense("BertForSequenceClassification")
     model.save_pretrained(tmp_path / "base")
 
     def trained(name: str) -> bool:
-        return ".intermediate." in name or ".output.LayerNorm" in name
+        return any(part in name for part in within)
 
     experts = [tuned(model, tmp_path / str(k), seed=k, where=trained) for k in range(2)]
     moe = tanbr.open(tmp_path / "base", experts=experts)
-    engine = Engine(moe, precision="int8", blend=[1.0, 0.0])
+    engine = Engine(moe, backend=backend, precision="int8", blend=[1.0, 0.0])
     one, inputs = (
         engine.live.backend,
         {"input_ids": np.array([[3, 4, 5]]), "attention_mask": np.ones((1, 3), dtype=int)},

@@ -164,7 +164,7 @@ def lowered(model: Any, moe: Moe, precision: Precision) -> Any:
     blended = {name.removesuffix(".weight") for name in moe.plan.targets(changing=True)}
     if not blended & linear:
         raise InputError("a blend changes no linear map of this model's class; serve it in fp32 or bf16")
-    return quantised(model, only=linear - (bert_pass.of_one_token(model) - blended))
+    return quantised(model, only=linear - bert_pass.of_one_token(model))
 
 
 def outputs_of(model: nn.Module, moe: Moe) -> dict[str, Tensor]:
