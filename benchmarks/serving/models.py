@@ -1,5 +1,6 @@
 """The models that are served, at two sizes, and the texts that are sent to them: made here, or given."""
 
+import json
 import random
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from tanbr.lab.corpus import Dataset
-from tanbr.lab.tasks import tiny
+from tanbr.lab.tasks import glue, tiny
 from tanbr.moe import embedded
 from tanbr.moe.families.bert import BertMoeConfig, BertMoeForSequenceClassification
 from tanbr.moe.text import TextEncoder
@@ -98,6 +99,16 @@ class Given:
         vocabulary = BertMoeConfig.from_pretrained(self.tokenizer).vocab_size
         cut = TextEncoder.of(self.tokenizer, vocab_size=vocabulary).encode(texts).cut
         return [text for text, left_out in zip(texts, cut, strict=True) if not left_out]
+
+    @property
+    def history(self) -> Path:
+        """Write past requests with their tasks: rows of GLUE that training may have seen, never those that are sent."""
+        assert self.glue is not None
+        pools = glue.load(self.glue, split="train", limit=100)
+        rows = [{"text": row.text, "task": name} for name, pool in pools.items() for row in pool]
+        path = self.work / "history.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
 
     def texts(self, count: int, *, seed: int = 0) -> list[str]:
         """Draw texts of GLUE, or make some of mixed lengths."""

@@ -20,8 +20,6 @@ from serving.client import Connection, Load, after, ask, at, classify, drive, re
 from serving.models import Given, K, checkpoint, task_texts, texts, with_tasks
 
 BATCH = 32
-FP32: dict[str, Any] = {"precision": "fp32"}  # settings of tanbr in float32, and as it chooses by itself
-BEST: dict[str, Any] = {}
 LOADS = {
     "requests of 32": "texts_per_second",  # 8 at a time
     "single texts": "texts_per_second",  # 32 clients
@@ -54,9 +52,11 @@ def servers(given: Given, size: str, *, threads: int) -> dict[str, Server]:
     LitServe in as many processes as there are cores, which is faster here than one process.
     """
     folder, work, pythons = given.checkpoint(size), given.work, given.pythons
+    past = {"history": str(given.history), "models": 1} if size in given.models else {}  # its monitor reads every text
+    best = past or {"precision": "int8"}  # as it chooses by itself, if there are texts to judge a precision by
     found = {
-        "tanbr fp32": Server(processes.tanbr(folder, work, **FP32)),
-        "tanbr best": Server(processes.tanbr(folder, work, **BEST)),
+        "tanbr fp32": Server(processes.tanbr(folder, work, **past, precision="fp32")),
+        "tanbr best": Server(processes.tanbr(folder, work, **best)),
     }
     for name, precision in (("fp32", "float32"), ("bf16", "bfloat16")):
         run = processes.rival("plain", folder, work, threads=threads, precision=precision)
@@ -177,8 +177,12 @@ def compared(rounds: list[dict[str, Any]]) -> dict[str, Any]:
             if best is not None:
                 section[f"{mine} over the best rival"] = {"rival": best} | ratios[best]
         result[f"{load}, {unit}"] = section
+        if all("tanbr best" in one[load] for one in rounds):
+            section["tanbr best over tanbr fp32"] = spread(
+                [one[load]["tanbr best"] / one[load]["tanbr fp32"] for one in rounds]
+            )
     bare = [
-        one["bare"] | {"added": one["one client"].get("tanbr best", math.nan) - one["bare"]["tanbr one by one"]}
+        one["bare"] | {"added": one["one client"].get("tanbr fp32", math.nan) - one["bare"]["tanbr one by one"]}
         for one in rounds
     ]
     result["bare loop"] = {name: spread([one[name] for one in bare]) for name in (bare[0] if bare else ())}

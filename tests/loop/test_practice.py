@@ -167,7 +167,6 @@ def test_what_is_served_teaches_until_enough_was_practised() -> None:
 def test_first_the_even_blend_then_experts_alone_then_pairs_then_what_is_suggested() -> None:
     router = Tanbr(K, V, config=RouterConfig().of_requests(()))
     practice = Practice(K, V)
-    assert practice.next(router, np.full(V, 1 / V)) is None  # there is nothing to try it on
     practice = practice.logged([row(i, i % V, label=0.0) for i in range(V * ALONE)])
     seen = []
     for _ in range(60):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from tanbr.types import FloatArray, TaskMix
 
@@ -96,7 +96,7 @@ def gain_of(tosses: Sequence[Toss]) -> Gain | None:
     slots = (weights @ ways.T).sum(axis=0) ** 2 / np.maximum(((weights @ ways.T) ** 2).sum(axis=0), 1e-12)
     more = np.maximum(slots / np.maximum(slots - 1.0, 0.5), 1.0)
     variance = np.maximum((parts**2).sum(axis=0) * more, ways**2 @ within)
-    errors = student.ppf(0.5 + LEVEL / 2, np.maximum(slots - 1.0, 1.0)) * np.sqrt(variance)
+    errors = stdtrit(np.maximum(slots - 1.0, 1.0), 0.5 + LEVEL / 2) * np.sqrt(variance)
     return Gain(
         tosses[0].slot, len(tosses), int(held.sum()), float(share @ tasks), float(errors[-1]),
         np.where(seen, tasks, np.nan), np.where(seen, errors[:-1], np.nan),

@@ -154,12 +154,8 @@ class Practice:
             own[task] = likely[:K] + likely[K] / K
         return own
 
-    def next(
-        self, router: Any, mix: TaskMix, *, models: int = 1, confusion: FloatArray | None = None
-    ) -> Exercise | None:
-        """Say what to try next, for a router and the mix (V,) to come; None while there is nothing to try it on."""
-        if not self.rows:
-            return None
+    def next(self, router: Any, mix: TaskMix, *, models: int = 1, confusion: FloatArray | None = None) -> Exercise:
+        """Say what to try next, for a router and the mix (V,) to come; there must be rows to try it on."""
         K, rng = self.experts, np.random.default_rng(self.done)
         if (untold := np.flatnonzero(np.isnan(self.table[:, K + 1]))[::-1]).size:
             return self._exercise(np.full(K, 1.0 / K), untold, "the even blend", K)

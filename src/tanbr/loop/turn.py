@@ -308,6 +308,8 @@ def exercise(learner: Learner) -> Exercise | None:
     """Say what to practise next; None if there is nothing to try, or nothing to try it on."""
     if learner.practice is None or learner.pin is not None or learner.rules.config.explore == "never":
         return None
+    if not learner.practice.rows:
+        return None  # before the confusion is asked for, which takes a second
     models = learner.rules.models
     confusion = learner.monitor.confusion if models > 1 else None
     return learner.practice.next(learner.router, learner.forecast, models=models, confusion=confusion)

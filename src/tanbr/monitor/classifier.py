@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 
 from tanbr.monitor.features import RELATIONS, SURFACE, VIEWS, Features
 from tanbr.monitor.sketch import log_likelihood
@@ -112,6 +110,9 @@ def calibrate(
     design = _design(inputs, centre, scale)
     if len(sizes) == 1:  # one task alone is certain
         return Calibration(centre, scale, np.zeros((design.shape[1], 1)), np.zeros(1))
+    from sklearn.exceptions import ConvergenceWarning  # half a second that a server that starts again never needs
+    from sklearn.linear_model import LogisticRegression
+
     # newton-cg on 8 × 500 texts: two thirds of L-BFGS's time at this tolerance, and nearer to the optimum
     model = LogisticRegression(C=1 / PENALTY, solver="newton-cg", tol=1e-6, max_iter=100)
     with warnings.catch_warnings():

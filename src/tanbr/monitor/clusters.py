@@ -2,13 +2,12 @@
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.special import softmax
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 
 from tanbr.monitor.features import COARSE, Features
 from tanbr.monitor.slot import UNKNOWN_QUANTILE
@@ -96,10 +95,10 @@ class Clustering:
         centre, scale = self.vectors.mean(axis=0), self.vectors.std(axis=0)
         scale = np.where(scale > 1e-9, scale, 1.0)
         points = _standard(self.vectors, centre, scale)
-        labels, spread = _k_means(points, KMeans(tasks, n_init=_STARTS, random_state=0))
+        labels, spread = _k_means(points, tasks, n_init=_STARTS, random_state=0)
         if self.means.size:
             known = _standard(self.means, centre, scale)
-            kept, spread_of_kept = _k_means(points, KMeans(tasks, init=known, n_init=1))
+            kept, spread_of_kept = _k_means(points, tasks, init=known, n_init=1)
             if spread > _BETTER * spread_of_kept:
                 labels = kept
             else:
@@ -119,8 +118,12 @@ def _standard(vectors: FloatArray, centre: FloatArray, scale: FloatArray) -> Flo
     return np.asarray(np.clip((vectors - centre) / scale, -_CLIP, _CLIP))
 
 
-def _k_means(points: FloatArray, k_means: KMeans) -> tuple[NDArray[np.int64], float]:
+def _k_means(points: FloatArray, clusters: int, **options: Any) -> tuple[NDArray[np.int64], float]:
     """Give the cluster of each point (n,), and the sum of squared distances from the clusters' means."""
+    from sklearn.cluster import KMeans  # takes half a second, which most servers never need
+    from sklearn.exceptions import ConvergenceWarning
+
+    k_means = KMeans(clusters, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters leave some empty
         k_means.fit(points)

@@ -7,13 +7,11 @@ task. Nobody tells it the task, so a label of another task is simply a wrong ans
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 from scipy.special import log_softmax
-from sklearn import metrics as sk
 
 from tanbr.errors import DataError
 from tanbr.tasks import text_to_text
@@ -34,12 +32,30 @@ def _zero_if_constant(correlate: Measure) -> Measure:
     return measure
 
 
+def _of_sklearn(name: str, **options: Any) -> Measure:
+    def measure(target: FloatArray, answer: FloatArray) -> float:
+        from sklearn import metrics  # takes half a second, which a server never needs
+
+        return float(getattr(metrics, name)(target, answer, **options))
+
+    return measure
+
+
+def _of_scipy(name: str) -> Measure:
+    def measure(target: FloatArray, answer: FloatArray) -> float:
+        from scipy import stats
+
+        return float(getattr(stats, name)(target, answer)[0])
+
+    return measure
+
+
 METRICS: dict[str, Measure] = {
-    "accuracy": lambda target, answer: float(sk.accuracy_score(target, answer)),
-    "f1": lambda target, answer: float(sk.f1_score(target == 1, answer == 1, zero_division=0.0)),
-    "matthews": _zero_if_constant(sk.matthews_corrcoef),
-    "pearson": _zero_if_constant(lambda target, answer: stats.pearsonr(target, answer)[0]),
-    "spearman": _zero_if_constant(lambda target, answer: stats.spearmanr(target, answer)[0]),
+    "accuracy": _of_sklearn("accuracy_score"),
+    "f1": lambda target, answer: _of_sklearn("f1_score", zero_division=0.0)(target == 1, answer == 1),
+    "matthews": _zero_if_constant(_of_sklearn("matthews_corrcoef")),
+    "pearson": _zero_if_constant(_of_scipy("pearsonr")),
+    "spearman": _zero_if_constant(_of_scipy("spearmanr")),
 }
 
 
