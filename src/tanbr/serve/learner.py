@@ -21,6 +21,7 @@ from tanbr.loop.choose import Pin
 from tanbr.loop.practice import Exercise
 from tanbr.loop.slot import Choice, Reason
 from tanbr.loop.turn import Learner, observe, practised, turn
+from tanbr.serve.config import step_back
 from tanbr.serve.journal import save, state_file, write_pin
 from tanbr.serve.messages import Broken, Message
 from tanbr.serve.records import Alarm, Observer, ServiceError
@@ -312,7 +313,8 @@ class LearnerThread:
             self._commands.get()[1].set_exception(ServiceError(self._fault or "the server is stopping"))
 
     def _run(self) -> None:
-        torch.set_num_threads(1)  # merges, probes and shadows leave the other cores to the requests
+        torch.set_num_threads(1)  # merges, probes and shadows leave the other cores to the requests,
+        step_back()  # and this one if need be
         while not self._stopping:
             self._wake.wait(TICK)
             self._wake.clear()

@@ -16,6 +16,7 @@ import torch
 from tanbr.loop.practice import Exercise, known_rewards
 from tanbr.loop.turn import exercise
 from tanbr.merge import Moe
+from tanbr.serve.config import step_back
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.learner import LearnerThread
 from tanbr.serve.records import Observer, ServiceError
@@ -62,6 +63,7 @@ class PracticeThread:
 
     def _run(self) -> None:
         torch.set_num_threads(1)
+        step_back()
         while not self._stopping.is_set():
             try:
                 began, wanted = time.thread_time(), exercise(self._learning.learner)
