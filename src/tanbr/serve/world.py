@@ -107,7 +107,7 @@ class ServedWorld:
 
     def answering(self, slot: Slot) -> Choice | None:
         """What would serve on what answers now; one that broke is not among it. None before the first slot."""
-        models = [one for one in self.engine.lineup.models if one.blend is not None]
+        models = [one for one in self.engine.panel.models if one.blend is not None]
         if not models or not slot.versions:
             return None
         if len(models) == 1 or models[0].slot != slot.number:  # a commit may have failed
