@@ -18,9 +18,10 @@ import torch
 
 from tanbr.errors import InputError
 from tanbr.loop.choose import Pin
+from tanbr.loop.learner import Learner, observe, practised
 from tanbr.loop.practice import Exercise
 from tanbr.loop.slot import Choice, Reason
-from tanbr.loop.turn import Learner, observe, practised, turn
+from tanbr.loop.turn import turn
 from tanbr.serve.journal import save, state_file, write_pin
 from tanbr.serve.messages import Broken, Message
 from tanbr.serve.records import Alarm, Observer, ServiceError

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tanbr.loop.guard import Probes
+from tanbr.loop.learner import Learner
 from tanbr.loop.practice import Logged, decides
 from tanbr.loop.rewards import Given
 from tanbr.loop.slot import Choice, Reason, Slot, Turn
-from tanbr.loop.turn import Learner
 from tanbr.monitor.belief import by_mix
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
