@@ -26,7 +26,7 @@ from tanbr.serve.build import build
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.messages import Answers
-from tanbr.serve.panel import Lineup, Live, Staged
+from tanbr.serve.panel import Live, Panel, Staged
 
 K, V, COLUMNS = 8, 8, 15
 MADE_FOR = MadeFor((), ("",) * K, "average", "0" * 32)
@@ -42,9 +42,9 @@ class NoEngine:
     def discard(self, *staged: Staged) -> None:
         """Nothing happened."""
 
-    def commit(self, *staged: Staged, slot: int, assignment: Any) -> Lineup:
+    def commit(self, *staged: Staged, slot: int, assignment: Any) -> Panel:
         """Switch at once."""
-        return Lineup(tuple(Live(None, one.version, one.blend, slot) for one in staged), assignment)  # type: ignore[arg-type]
+        return Panel(tuple(Live(None, one.version, one.blend, slot) for one in staged), assignment)  # type: ignore[arg-type]
 
 
 class Settings:

@@ -50,7 +50,7 @@ def right(engine: Engine, moe: Moe) -> bool:
 def relayed(engine: Engine, *, place: int = 0, **body: Any) -> list[dict[str, Any]]:
     """What an engine says to a request, as it says it: one answer, or the events of a stream."""
     heard: list[dict[str, Any]] = []
-    with engine.using(engine.lineup, place) as live:
+    with engine.using(engine.panel, place) as live:
         live.backend.relay("/v1/completions", body, heard.append).result(60)
     return heard
 

@@ -96,7 +96,7 @@ def switched(
                 started = time.perf_counter()
                 serve(service, panel)
                 seconds.append(time.perf_counter() - started)
-                blends |= {one.version: np.asarray(one.blend) for one in service.engine.lineup.models}
+                blends |= {one.version: np.asarray(one.blend) for one in service.engine.panel.models}
         finally:
             done.set()
         for one in asking:

@@ -93,7 +93,7 @@ def tokens(engine: Engine, place: int) -> tuple[Blend, list[tuple[int, ...]]]:
     """The blend of a panel's model, and what it writes: every token is named where probabilities are asked for."""
     heard: list[dict[str, Any]] = []
     body = {"prompt": PROMPTS, "max_tokens": LIMIT, "temperature": 0, "logprobs": 1}
-    with engine.using(engine.lineup, place) as live:
+    with engine.using(engine.panel, place) as live:
         live.backend.relay("/v1/completions", body, heard.append).result(120)
         assert live.blend is not None
         blend = tuple(live.blend.tolist())

@@ -76,7 +76,7 @@ def test_sets_are_switched_under_load_and_every_answer_is_of_the_version_it_name
     drawn = panels.sets(SETS, models=MODELS, experts=moe.num_experts)
     with live(service) as url:
         panels.serve(service, panels.sets(SETS + 1, models=MODELS, experts=moe.num_experts)[-1])
-        first = {one.version: one.blend for one in service.engine.lineup.models}
+        first = {one.version: one.blend for one in service.engine.panel.models}
         answers, blends, seconds = panels.switched(service, url, drawn, clients=4, least=REQUESTS, limit=LIMIT)
         pause = service.engine.pause_seconds
     failed = [one for one in answers if one["status"] != 200]

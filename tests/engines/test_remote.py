@@ -302,7 +302,7 @@ def test_a_set_of_adapters_is_loaded_beside_the_one_that_answers_and_the_one_bef
         sets = [(BLENDS[0], BLENDS[1]), (BLENDS[2], BLENDS[3]), ([0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0]), BLENDS[:2]]
         for number, blends in enumerate(sets):
             staged = [engine.prepare(blend) for blend in blends]
-            assert number == 0 or [one.version for one in engine.lineup.models] != [one.version for one in staged]
+            assert number == 0 or [one.version for one in engine.panel.models] != [one.version for one in staged]
             engine.commit(*staged)
             for place, blend in enumerate(blends):
                 assert answers(engine, place=place) == transformers_answers(adapters, blend)

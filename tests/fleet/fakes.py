@@ -8,7 +8,7 @@ import numpy as np
 from tanbr.fleet.fleet import LOOK, Fleet, Hello, Order, Reply, Report, Welcome
 from tanbr.fleet.replica import LearnerGone, Link, ReportBox
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.panel import Lineup, Live, Staged
+from tanbr.serve.panel import Live, Panel, Staged
 
 MADE_FOR = MadeFor((), ("a", "b"), "average", "abc")
 
@@ -34,7 +34,7 @@ class FakeEngine:
     broken = False
 
     def __init__(self) -> None:
-        self.lineup = Lineup((Live(None, 0, None),))  # type: ignore[arg-type]
+        self.panel = Panel((Live(None, 0, None),))  # type: ignore[arg-type]
 
     def prepare(self, blend: Any, *, version: int) -> Staged:
         if self.broken:
@@ -44,10 +44,10 @@ class FakeEngine:
     def discard(self, *staged: Staged) -> None:
         pass
 
-    def commit(self, *staged: Staged, slot: int, assignment: Any) -> Lineup:
+    def commit(self, *staged: Staged, slot: int, assignment: Any) -> Panel:
         models = tuple(Live(None, one.version, one.blend, slot) for one in staged)  # type: ignore[arg-type]
-        self.lineup = Lineup(models, assignment)
-        return self.lineup
+        self.panel = Panel(models, assignment)
+        return self.panel
 
 
 class Port:
@@ -153,7 +153,7 @@ class Cluster:
         assert not slots or max(slots) - min(slots) <= 1, slots
         for one in self.replicas:
             if one.answering:
-                (model,) = one.engine.lineup.models
+                (model,) = one.engine.panel.models
                 order = self.orders[model.slot]
                 assert (model.version,) == order.versions
                 np.testing.assert_array_equal(model.blend, order.blends[0])

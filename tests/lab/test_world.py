@@ -14,8 +14,9 @@ from tanbr.lab.world import Credit, StreamWorld
 from tanbr.loop import guard
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
+from tanbr.loop.learner import Learner, Rules
 from tanbr.loop.slot import Reason
-from tanbr.loop.turn import Learner, Rules, first
+from tanbr.loop.turn import first
 from tanbr.merge import Moe
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig

@@ -10,9 +10,10 @@ import numpy as np
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Probes
+from tanbr.loop.learner import Learner, Rules
 from tanbr.loop.rewards import Given, Tally
 from tanbr.loop.slot import Choice, Slot, Turn
-from tanbr.loop.turn import Learner, Rules, first
+from tanbr.loop.turn import first
 from tanbr.types import Decision, FloatArray, SlotMix
 
 K = V = 2

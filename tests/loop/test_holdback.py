@@ -9,8 +9,9 @@ from loop.memory import EVEN, ONE, Memory, Scripted, opened
 from tanbr.errors import ConfigError
 from tanbr.lab.settings import parse
 from tanbr.loop.holdback import LEAST, SETTLED, WINDOW, Gain, Toss, gain_of, tossed
+from tanbr.loop.learner import Learner
 from tanbr.loop.slot import Phase, Reason
-from tanbr.loop.turn import Learner, turn
+from tanbr.loop.turn import turn
 
 V, REQUESTS = 3, 64
 

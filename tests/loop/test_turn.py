@@ -10,9 +10,10 @@ from loop.memory import EVEN, ONE, TWO, K, Memory, Scripted, Steady, V, opened
 from tanbr.lab.corpus import taught_monitor
 from tanbr.lab.tasks import tiny
 from tanbr.loop.guard import Refused
+from tanbr.loop.learner import Learner, observe
 from tanbr.loop.rewards import Given, Tally
 from tanbr.loop.slot import Choice, Reason
-from tanbr.loop.turn import Learner, observe, turn
+from tanbr.loop.turn import turn
 from tanbr.router import Tanbr
 
 BOTH = np.array([ONE, TWO])

@@ -184,8 +184,8 @@ def served(engine: Engine) -> dict[int, int]:
     """Version → the expert that it is, by its answers."""
     alone = [Engine(engine.moe, blend=np.eye(8)[k]).logits(TEXTS[:2]) for k in range(5)]
     found = {}
-    for place, live in enumerate(engine.lineup.models):
-        with engine.using(engine.lineup, place) as held:
+    for place, live in enumerate(engine.panel.models):
+        with engine.using(engine.panel, place) as held:
             logits = engine.logits(TEXTS[:2], live=held)
         (found[live.version],) = [k for k in range(5) if np.array_equal(alone[k], logits)]
     return found
@@ -194,7 +194,7 @@ def served(engine: Engine) -> dict[int, int]:
 @pytest.mark.parametrize("spare", [True, False])
 def test_a_panel_answers_side_by_side_and_only_what_changed_is_merged(moe: Moe, spare: bool) -> None:
     engine, merges = panel(moe, 3, spare=spare), []
-    assert [(one.version, one.slot, one.place) for one in engine.lineup.models] == [(1, 1, 0), (2, 1, 1), (3, 1, 2)]
+    assert [(one.version, one.slot, one.place) for one in engine.panel.models] == [(1, 1, 0), (2, 1, 1), (3, 1, 2)]
     assert served(engine) == {1: 0, 2: 1, 3: 2}
     on_merge(engine, lambda: merges.append(1))
     engine.commit(*(engine.prepare(np.eye(8)[k]) for k in (2, 3, 1)), slot=3)
@@ -204,7 +204,7 @@ def test_a_panel_answers_side_by_side_and_only_what_changed_is_merged(moe: Moe, 
     assert served(engine) == {1: 0, 4: 3}  # fewer than there are buffers
     assert len(merges) == (1 if spare else 2)  # the one that left had not lost its buffer, if there was a spare
     engine.swap(np.eye(8)[2])
-    assert engine.lineup.assignment is None
+    assert engine.panel.assignment is None
     assert list(served(engine).values()) == [2]
 
 
@@ -238,7 +238,7 @@ def test_a_whole_panel_changes_through_one_spare_and_what_fails_leaves_whole_mod
     with pytest.raises(CheckpointError, match="no more"):
         engine.commit(*staged, slot=2)
     assert served(engine) == {2: 1}  # one has left its buffer, the other still answers
-    assert [(live.slot, live.place) for live in engine.lineup.models] == [(1, 1)]
+    assert [(live.slot, live.place) for live in engine.panel.models] == [(1, 1)]
     assert [live.version for live in engine.held] == []  # nor is there anything that has answered to go back to
 
 
@@ -250,7 +250,7 @@ def test_all_that_answer_while_a_panel_is_replaced_are_of_one_slot(
 ) -> None:
     engine, seen = panel(moe, 2, spare=spare), []
     staged = [engine.prepare(np.eye(8)[k]) for k in (2, 3)]
-    on_merge(engine, lambda: seen.append([(one.version, one.slot, one.place) for one in engine.lineup.models]))
+    on_merge(engine, lambda: seen.append([(one.version, one.slot, one.place) for one in engine.panel.models]))
     engine.commit(*staged, slot=2)
     assert seen == between
     assert served(engine) == {3: 2, 4: 3}
@@ -265,14 +265,14 @@ def test_while_a_panel_is_replaced_the_model_with_most_requests_stays(moe: Moe, 
     engine = Engine(moe, models=2, blend=np.eye(8)[0], version=1, spare=True)
     engine.commit(*(engine.prepare(np.eye(8)[k]) for k in (0, 1)), slot=1, assignment=assigned(0))
     staged, seen = [engine.prepare(np.eye(8)[k]) for k in (2, 3)], []
-    on_merge(engine, lambda: seen.append([one.place for one in engine.lineup.models]))
+    on_merge(engine, lambda: seen.append([one.place for one in engine.panel.models]))
     engine.commit(*staged, slot=2, assignment=assigned(2))
     assert seen == [[int(mix[1] > mix[0])]]
 
 
 def test_a_model_of_a_panel_that_breaks_leaves_its_requests_to_the_others(moe: Moe) -> None:
     engine = panel(moe, 2)
-    old = engine.lineup
+    old = engine.panel
     assert engine.revert(old.models[0])
     assert served(engine) == {2: 1}
     with engine.using(old, 0) as live:  # whoever had chosen it gets the one that is left
@@ -289,7 +289,7 @@ def buffers(engine: Engine) -> int:
 @pytest.mark.parametrize("when", ["prepare", "commit"])
 def test_a_model_that_breaks_while_others_are_merged_is_not_confused_with_them(moe: Moe, when: str) -> None:
     engine = panel(moe, 3)
-    broken = engine.lineup.models[0]
+    broken = engine.panel.models[0]
     if when == "commit":
         staged = [engine.prepare(np.eye(8)[k]) for k in (1, 3, 4)]
     on_merge(engine, lambda: engine.revert(broken))  # the next merge, whichever buffer it goes to, meets it
@@ -316,7 +316,7 @@ def test_a_commit_that_fails_loses_no_buffer(moe: Moe) -> None:
 def test_what_breaks_between_prepare_and_commit_is_not_let_back_in(moe: Moe) -> None:
     engine = panel(moe, 2)
     staged = [engine.prepare(np.eye(8)[k]) for k in (0, 1)]
-    engine.revert(engine.lineup.models[0])
+    engine.revert(engine.panel.models[0])
     with pytest.raises(CheckpointError, match="merge version 1 was found broken before it was committed"):
         engine.commit(*staged, slot=2)
     assert served(engine) == {2: 1}

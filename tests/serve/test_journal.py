@@ -13,9 +13,9 @@ from tanbr.files import write_atomically
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Guard
+from tanbr.loop.learner import Learner, Rules
 from tanbr.loop.rewards import Tally, Trust
 from tanbr.loop.slot import Reason, Slot, Told, Turn, Version
-from tanbr.loop.turn import Learner, Rules
 from tanbr.serve.journal import read_learner, read_slot, state_file, write_turn
 from tanbr.serve.records import ServiceError
 from tanbr.serve.store import Store

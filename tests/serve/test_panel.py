@@ -16,7 +16,7 @@ from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import place_of, slot_of
-from tanbr.serve.panel import Lineup
+from tanbr.serve.panel import Panel
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
 from tanbr.tasks.rows import Task
@@ -88,16 +88,16 @@ def test_whatever_answers_while_a_panel_is_replaced_is_credited_to_itself(live: 
     """Ask during every merge of 15 turns that replace both models; the last merge of a turn is part of its commit."""
     engine, store = live.learning.world.engine, live.learning.world.store
     answers: list[Answered] = []
-    unfit: list[Lineup] = []
+    unfit: list[Panel] = []
     merge = type(engine.live.backend).merge
     for backend in engine.backends:
 
         def asked(*arguments: Any, of: Any = backend, **named: Any) -> None:
-            lineup = engine.lineup
-            fits = lineup.assignment and np.array_equal(
-                lineup.assignment.panel.blends, [one.blend for one in lineup.models]
+            panel = engine.panel
+            fits = panel.assignment and np.array_equal(
+                panel.assignment.decision.blends, [one.blend for one in panel.models]
             )
-            unfit.extend([] if fits else [lineup])
+            unfit.extend([] if fits else [panel])
             answers.append(live.submit(ALL).result(30))
             merge(of, *arguments, **named)
 
@@ -149,7 +149,7 @@ def test_before_any_reward_groups_of_tasks_share_a_model_each(run: Run) -> None:
 
 
 def test_a_model_that_answers_with_nan_leaves_its_requests_to_the_other(live: Service) -> None:
-    broken, other = live.learning.world.engine.lineup.models
+    broken, other = live.learning.world.engine.panel.models
     shared = {id(one) for one in other.backend.model.parameters()}  # type: ignore[attr-defined]
     with torch.no_grad():
         for parameter in broken.backend.model.parameters():  # type: ignore[attr-defined]

@@ -14,8 +14,8 @@ from serve.serving import Run, V
 from tanbr.cli import app
 from tanbr.errors import CheckpointError, StateError
 from tanbr.lab.tasks import tiny
+from tanbr.loop.learner import exercise
 from tanbr.loop.practice import READY
-from tanbr.loop.turn import exercise
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.build import known_of

@@ -21,7 +21,7 @@ from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.engine import Engine, like_lengths
 from tanbr.serve.jobs import Job, Part, assigned
 from tanbr.serve.messages import Answers, Broken, Message
-from tanbr.serve.panel import Assignment, Lineup
+from tanbr.serve.panel import Assignment, Panel
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
 from tanbr.serve.sampling import WritingOptions
@@ -191,11 +191,11 @@ def test_a_cancelled_request_frees_its_place_at_once_and_is_never_read(
     texts: list[Any] = []
     read = Queue._read
 
-    def held(queue: Queue, jobs: Any, lineup: Any) -> Any:
+    def held(queue: Queue, jobs: Any, panel: Any) -> Any:
         texts.extend(text for job in jobs for text in job.texts)
         reading.set()
         assert go_on.wait(60)
-        return read(queue, jobs, lineup)
+        return read(queue, jobs, panel)
 
     monkeypatch.setattr(Queue, "_read", held)
     first = one.submit(["first"])
@@ -453,16 +453,16 @@ def test_the_first_answer_or_error_of_a_job_counts_and_a_client_that_gave_up_get
 
 def test_a_panel_divides_a_job_and_the_answers_come_in_the_order_of_the_texts() -> None:
     mix = np.full(3, 1 / 3)
-    panel = Decision(0, mix, np.eye(3), np.eye(3))  # a model for each task
+    decision = Decision(0, mix, np.eye(3), np.eye(3))  # a model for each task
     recogniser = Recogniser(("x", "y", "z"), mix, None)
     posteriors = np.eye(3)[[1, 0, 1, 0]]
     seen = Recognition(np.zeros(4, np.uint64), posteriors, np.ones(4), np.zeros((4, 0)), informed=True)
     job = Job(["a", "b", "c", "d"], cut=(0, 5, 0, 0), seen=seen)
-    lineup = Lineup((), Assignment(panel, recogniser))
-    first, second = assigned(job, range(4), lineup)
+    panel = Panel((), Assignment(decision, recogniser))
+    first, second = assigned(job, range(4), panel)
     assert [(part.rows, part.place) for part in (first, second)] == [([1, 3], 0), ([0, 2], 1)]
-    assert [part.rows for part in assigned(job, second.rows, lineup)] == [[0, 2]]  # again, to those that answer now
-    assert [(part.rows, part.place) for part in assigned(job, [1, 2], Lineup(()))] == [([1, 2], 0)]
+    assert [part.rows for part in assigned(job, second.rows, panel)] == [[0, 2]]  # again, to those that answer now
+    assert [(part.rows, part.place) for part in assigned(job, [1, 2], Panel(()))] == [([1, 2], 0)]
     take(second, 7)
     assert not job.future.done()
     take(first, 6)

@@ -13,7 +13,7 @@ from tanbr.fleet.fleet import Fleet, Hello, Machine, Order, Reply, Report, Welco
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
 from tanbr.serve.lineage import made_for
-from tanbr.serve.panel import Assignment, Lineup, Staged
+from tanbr.serve.panel import Assignment, Panel, Staged
 from tanbr.serve.records import Feedback, Receipt, ServiceState
 from tanbr.serve.service import Service
 
@@ -58,13 +58,13 @@ class FleetEngine(Engine):
         super().discard(*staged)
         self._fleet.withdraw()
 
-    def commit(self, *staged: Staged, slot: int | None = None, assignment: Assignment | None = None) -> Lineup:
+    def commit(self, *staged: Staged, slot: int | None = None, assignment: Assignment | None = None) -> Panel:
         """Let what was prepared answer everywhere; first here, where it may fail."""
-        lineup = super().commit(*staged, slot=slot, assignment=assignment)
-        models = lineup.models
+        panel = super().commit(*staged, slot=slot, assignment=assignment)
+        models = panel.models
         blends = np.array([one.blend for one in models])
-        self._fleet.commit(Order(models[0].slot, tuple(one.version for one in models), blends, lineup.assignment))
-        return lineup
+        self._fleet.commit(Order(models[0].slot, tuple(one.version for one in models), blends, panel.assignment))
+        return panel
 
 
 class LearnerHost:

@@ -145,8 +145,8 @@ class Link:
             self._engine.discard()
             staged = self._merged(order)
         self._prepared = None
-        lineup = self._engine.commit(*staged, slot=order.slot, assignment=order.assignment)
-        versions = tuple(one.version for one in lineup.models)
+        panel = self._engine.commit(*staged, slot=order.slot, assignment=order.assignment)
+        versions = tuple(one.version for one in panel.models)
         if versions != order.versions:
             raise StateError(f"merge versions {versions} answer here instead of {order.versions}: restart this replica")
         self.at = order.slot

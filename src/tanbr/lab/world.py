@@ -19,10 +19,12 @@ from tanbr.errors import InputError, TanbrError
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Probes
+from tanbr.loop.learner import Learner, Rules, exercise, observe, practised
 from tanbr.loop.practice import Logged, decides, known_rewards
 from tanbr.loop.rewards import Given, Tally
 from tanbr.loop.slot import Choice, Slot, Turn
-from tanbr.loop.turn import Learner, MixSource, Rules, exercise, first, observe, practised, turn
+from tanbr.loop.turn import first, turn
+from tanbr.loop.world import MixSource
 from tanbr.serve.panel import Assignment
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row

@@ -21,7 +21,7 @@ from tanbr.loop.choose import Pin
 from tanbr.loop.config import RewardConfig
 from tanbr.loop.rewards import Tally
 from tanbr.loop.slot import Reason, Version
-from tanbr.loop.turn import earned, told_of
+from tanbr.loop.telling import earned, told_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr

@@ -31,7 +31,7 @@ from tanbr.moe.text import Columns, Inputs, TextEncoder
 from tanbr.serve.backends import BACKENDS, Backend, Builder
 from tanbr.serve.backends.choose import Precision
 from tanbr.serve.decode import NotFinite
-from tanbr.serve.panel import VERSION, Assignment, Lineup, Live, Staged
+from tanbr.serve.panel import VERSION, Assignment, Live, Panel, Staged
 from tanbr.types import Blend, FloatArray, Text, as_blend
 
 PASS = 64  # tokens that the fixed cost of a forward pass is worth, about, on a CPU
@@ -85,7 +85,7 @@ class Engine:
             precision=precision,
             probes=lambda: self.alike(probes),
         )
-        self.lineup = Lineup((Live(first, version, known, slot),))  # what answers at the moment
+        self.panel = Panel((Live(first, version, known, slot),))  # what answers at the moment
         try:
             more = models - 1 + (first.spares(models) if spare else 0)
             twins = [first.twin(moe) for _ in range(more)]
@@ -106,7 +106,7 @@ class Engine:
     @property
     def live(self) -> Live:
         """The first of the models that answer; the only one unless a panel is served."""
-        return self.lineup.models[0]
+        return self.panel.models[0]
 
     @property
     def held(self) -> tuple[Live, ...]:
@@ -116,12 +116,12 @@ class Engine:
     @property
     def versions(self) -> tuple[int, ...]:
         """The versions that can be asked."""
-        return tuple(one.version for one in (*self.lineup.models, *self.held))
+        return tuple(one.version for one in (*self.panel.models, *self.held))
 
     @property
     def backends(self) -> tuple[Backend, ...]:
         """All buffers, those that answer first."""
-        return tuple(one.backend for one in (*self.lineup.models, *self._free))
+        return tuple(one.backend for one in (*self.panel.models, *self._free))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -206,18 +206,18 @@ class Engine:
     # --- batches ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def using(self, lineup: Lineup | None = None, place: int = 0, version: int | None = None) -> Iterator[Live]:
+    def using(self, panel: Panel | None = None, place: int = 0, version: int | None = None) -> Iterator[Live]:
         """Hold a model that answers: no merge touches it until the block ends, though another may take over meanwhile.
 
-        It is the model of this `version`, if that is still held, or the one at `place` of the `lineup`; if that lineup
+        It is the model of this `version`, if that is still held, or the one at `place` of the `panel`; if that panel
         no longer answers, the first model that does.
         """
         with self._idle:
             self._idle.wait_for(lambda: not self._paused)
             if self._fault:
                 raise CheckpointError(f"{self._fault}; put the checkpoint right and restart")
-            at_hand = [one for one in (*self.lineup.models, *self.held) if one.version == version]
-            live = at_hand[0] if at_hand else self.lineup.models[place if lineup is self.lineup else 0]
+            at_hand = [one for one in (*self.panel.models, *self.held) if one.version == version]
+            live = at_hand[0] if at_hand else self.panel.models[place if panel is self.panel else 0]
             live.backend.readers += 1
         try:
             yield live
@@ -228,7 +228,7 @@ class Engine:
 
     def folder_of(self, name: str) -> str | None:
         """Find where an adapter lies that an engine asks for, by its own name or by `tanbr-v` and a version."""
-        for one in (*self.lineup.models, *self.held, *self._experts.values()):
+        for one in (*self.panel.models, *self.held, *self._experts.values()):
             if one.backend.adapter is not None and name in (f"{VERSION}{one.version}", one.backend.adapter[0]):
                 return one.backend.adapter[1]
         return None
@@ -261,7 +261,7 @@ class Engine:
         wanted = as_blend(blend, experts=self.moe.num_experts)
         if version is None:
             version = max([self._issued, *(one.version for one in self._staged if one.changed)]) + 1
-        same = [one for one in self.lineup.models if one.blend is not None and np.array_equal(wanted, one.blend)]
+        same = [one for one in self.panel.models if one.blend is not None and np.array_equal(wanted, one.blend)]
         if same and not self._fault:
             staged = Staged(same[0].backend, same[0].version, wanted, changed=False)
         elif self._free:
@@ -277,8 +277,8 @@ class Engine:
     def spread(self, *staged: Staged) -> None:
         """Have other replicas prepare the same; an engine of its own has none."""
 
-    def commit(self, *staged: Staged, slot: int | None = None, assignment: Assignment | None = None) -> Lineup:
-        """Let what was prepared, and nothing else, answer from now on, credited to `slot`; the new lineup.
+    def commit(self, *staged: Staged, slot: int | None = None, assignment: Assignment | None = None) -> Panel:
+        """Let what was prepared, and nothing else, answer from now on, credited to `slot`; the new panel.
 
         Where models have to be merged for it, it may fail; the models that answer then are whole, old or new.
         """
@@ -309,7 +309,7 @@ class Engine:
             raise
         if all(one.backend is not None for one in staged):
             self.pause_seconds = time.perf_counter() - started
-        return self.lineup
+        return self.panel
 
     def forget(self, versions: Sequence[int]) -> None:
         """Have nobody answered by these any more, conversations neither: they were found to be bad."""
@@ -318,7 +318,7 @@ class Engine:
 
     def _keep(self, models: Iterable[Live]) -> None:
         """Count as free what does not answer, each buffer once; the caller holds the lock."""
-        answering = [one.backend for one in self.lineup.models]
+        answering = [one.backend for one in self.panel.models]
         self._free = [one for one in self._free if one.backend not in answering]
         taken = answering + [one.backend for one in self._free]
         self._free += [one for one in models if one.backend not in taken]
@@ -340,10 +340,10 @@ class Engine:
             place = self._place(broken)
             if place is None:
                 return True
-            if len(self.lineup.models) > 1:
-                self.lineup = self.lineup.without(place)
+            if len(self.panel.models) > 1:
+                self.panel = self.panel.without(place)
             elif self.held:
-                self.lineup = Lineup((self.held[-1],))
+                self.panel = Panel((self.held[-1],))
                 self._free.remove(self.live)
             else:
                 return False
@@ -372,10 +372,10 @@ class Engine:
         The last one leaves them to those of the next slot that are ready; if none is, there is no room.
         """
         with self._idle:
-            old, stay = self.lineup, [one.backend for one in joined.values()]
+            old, stay = self.panel, [one.backend for one in joined.values()]
             if not self._free and len(old.models) > 1:
                 going = [place for place, one in enumerate(old.models) if one.backend not in stay]
-                self.lineup = old.without(min(going, key=old.shares(assignment).__getitem__))
+                self.panel = old.without(min(going, key=old.shares(assignment).__getitem__))
                 self._keep(old.models)
             elif not self._free and joined:
                 self._answer_with(joined, assignment)
@@ -383,15 +383,15 @@ class Engine:
 
     def _answer_with(self, joined: dict[int, Live], assignment: Assignment | None) -> None:
         """Let these models of a slot answer, by place, and no others; the caller holds the lock."""
-        old = self.lineup
+        old = self.panel
         if assignment is not None:
-            assignment = assignment.without(*(set(range(len(assignment.panel.blends))) - joined.keys()))
-        self.lineup = Lineup(tuple(joined[place] for place in sorted(joined)), assignment)
+            assignment = assignment.without(*(set(range(len(assignment.decision.blends))) - joined.keys()))
+        self.panel = Panel(tuple(joined[place] for place in sorted(joined)), assignment)
         self._keep(old.models)
 
     def _place(self, model: Live | Staged) -> int | None:
         """Where among those that answer a model is."""
-        same = [one.backend is model.backend and one.version == model.version for one in self.lineup.models]
+        same = [one.backend is model.backend and one.version == model.version for one in self.panel.models]
         return same.index(True) if any(same) else None
 
     def _buffer_with(self, blend: Blend) -> Live | None:

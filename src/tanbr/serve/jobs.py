@@ -18,7 +18,7 @@ from tanbr.serve.decode import Written
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.messages import Answers, Outbox
-from tanbr.serve.panel import Lineup, Live
+from tanbr.serve.panel import Live, Panel
 from tanbr.serve.records import Answered, Generated, OnToken, ServiceError
 from tanbr.serve.relay import Call, Passage, combined
 from tanbr.serve.sampling import Sampling
@@ -113,7 +113,7 @@ class Part:
 
     job: Job
     rows: Sequence[int]  # of the job's texts
-    place: int = 0  # in the lineup, of the model
+    place: int = 0  # in the panel, of the model
     written: dict[int, Written] = field(default_factory=dict)  # prompt → what was written for it
     streamed: bool = False  # whether the client has seen a piece of an answer
     left: bool = False  # whether the model has no more to do for it
@@ -137,14 +137,14 @@ class Part:
         self.job.fail(error)
 
 
-def assigned(job: Job, rows: Sequence[int], lineup: Lineup) -> list[Part]:
+def assigned(job: Job, rows: Sequence[int], panel: Panel) -> list[Part]:
     """Divide some texts of a job among the models that answer."""
-    if lineup.assignment is None:
+    if panel.assignment is None:
         return [Part(job, rows)]
     if job.seen is None:
-        job.seen = lineup.assignment.recogniser.recognise(job.texts)
-    job.posteriors = lineup.assignment.posteriors(job.seen, job.named)
-    places = lineup.assignment.places(job.seen, job.named)
+        job.seen = panel.assignment.recogniser.recognise(job.texts)
+    job.posteriors = panel.assignment.posteriors(job.seen, job.named)
+    places = panel.assignment.places(job.seen, job.named)
     return [
         Part(job, [row for row in rows if places[row] == place], int(place)) for place in np.unique(places[list(rows)])
     ]

@@ -14,9 +14,10 @@ from tanbr.errors import StateError
 from tanbr.loop.choose import Pin
 from tanbr.loop.guard import Guard
 from tanbr.loop.holdback import WINDOW, Toss
+from tanbr.loop.learner import Learner, Rules
 from tanbr.loop.rewards import Tally, Trust
 from tanbr.loop.slot import Reason, Slot, Turn, Version
-from tanbr.loop.turn import Learner, MixSource, Rules
+from tanbr.loop.world import MixSource
 from tanbr.serve.records import PracticeView
 from tanbr.serve.store import Store, StoreReader, reading, shown
 from tanbr.types import Decision, Router, as_blend, as_task_mix

@@ -18,9 +18,10 @@ import torch
 
 from tanbr.errors import InputError
 from tanbr.loop.choose import Pin
+from tanbr.loop.learner import Learner, observe, practised
 from tanbr.loop.practice import Exercise
 from tanbr.loop.slot import Choice, Reason
-from tanbr.loop.turn import Learner, observe, practised, turn
+from tanbr.loop.turn import turn
 from tanbr.serve.config import step_back
 from tanbr.serve.journal import save, state_file, write_pin
 from tanbr.serve.messages import Broken, Message
@@ -195,7 +196,7 @@ class LearnerThread:
 
         The router hears that the other choices were worthless.
         """
-        now = tuple(one.version for one in self.world.engine.lineup.models)
+        now = tuple(one.version for one in self.world.engine.panel.models)
         good = [one.number for one in self.learner.good if one.number not in now]
         wanted = max(good, default=None) if version is None else version
         if wanted is None:
@@ -225,7 +226,7 @@ class LearnerThread:
 
     def _serve(self, choice: Choice, *, bad: tuple[int, ...] = (), worthless: bool = False) -> int:
         done = self.turn(choice, bad=bad, worthless=worthless)
-        models = self.world.engine.lineup.models
+        models = self.world.engine.panel.models
         served = [one.blend.tobytes() for one in models if one.blend is not None]
         if not done or served != [blend.tobytes() for blend in choice.blends]:
             raise ServiceError(f"merge version {models[0].version} goes on: {self.alarms.newest[0].text}")

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tanbr.loop.learner import Learner
 from tanbr.loop.practice import SHOWN
 from tanbr.loop.slot import Reason
-from tanbr.loop.turn import Learner
 from tanbr.merge import Moe
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig

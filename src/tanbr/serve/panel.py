@@ -16,26 +16,26 @@ LEAST_SHARE = 1e-3  # of a task in the mix: a task that is not forecast may stil
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """A slot's panel and the recogniser that was taken when it opened; neither ever changes."""
+    """The decision of a slot and the recogniser that was taken when it opened; neither ever changes."""
 
-    panel: Decision
+    decision: Decision
     recogniser: Recogniser
 
     def places(self, seen: Recognition, named: FloatArray | None = None) -> NDArray[np.intp]:
         """Choose the model (n,) of each request; `named` (V,) marks the tasks that the client named, if it did."""
         known = np.where(seen.novel[:, None], 0.0, seen.posteriors) if named is None else within(seen.posteriors, named)
-        return self.panel.assign(known)
+        return self.decision.assign(known)
 
     def posteriors(self, seen: Recognition, named: FloatArray | None = None) -> FloatArray:
         """What is known of each request's task (n, V), with the slot's mix for a prior."""
-        weighed = seen.posteriors * np.maximum(self.panel.task_mix, LEAST_SHARE) * (1.0 if named is None else named)
+        weighed = seen.posteriors * np.maximum(self.decision.task_mix, LEAST_SHARE) * (1.0 if named is None else named)
         total = weighed.sum(axis=1, keepdims=True)
         return np.asarray(weighed / np.maximum(total, 1e-300))
 
     def without(self, *places: int) -> "Assignment":
         """Leave some models out."""
-        left = {name: np.delete(getattr(self.panel, name), places, axis=0) for name in ("blends", "estimates")}
-        return replace(self, panel=replace(self.panel, **left))
+        left = {name: np.delete(getattr(self.decision, name), places, axis=0) for name in ("blends", "estimates")}
+        return replace(self, decision=replace(self.decision, **left))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Staged:
 
 
 @dataclass(frozen=True, eq=False)
-class Lineup:
+class Panel:
     """The models that answer, and which request goes to which: one value, replaced as a whole."""
 
     models: tuple[Live, ...]  # G, at least one
@@ -71,13 +71,13 @@ class Lineup:
         """Share of a coming slot's requests that each model would get: one that would get few may go first."""
         if self.assignment is None or coming is None:
             return [0.0] * len(self.models)
-        of = self.assignment.panel.task_models
-        return [float(coming.panel.task_mix[of == place].sum()) for place in range(len(self.models))]
+        of = self.assignment.decision.task_models
+        return [float(coming.decision.task_mix[of == place].sum()) for place in range(len(self.models))]
 
-    def without(self, place: int) -> "Lineup":
+    def without(self, place: int) -> "Panel":
         """Leave one model out: its requests go to the others."""
         left = None if self.assignment is None else self.assignment.without(place)
-        return Lineup(self.models[:place] + self.models[place + 1 :], left)
+        return Panel(self.models[:place] + self.models[place + 1 :], left)
 
 
 def within(posteriors: FloatArray, named: FloatArray) -> FloatArray:

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import torch
 
+from tanbr.loop.learner import exercise
 from tanbr.loop.practice import Exercise, known_rewards
-from tanbr.loop.turn import exercise
 from tanbr.merge import Moe
 from tanbr.serve.config import step_back
 from tanbr.serve.dense import DenseModel

@@ -33,7 +33,7 @@ from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job, Part, Replies, Room, assigned, columns_of, count
 from tanbr.serve.labels import label_space, named_tasks
 from tanbr.serve.messages import Broken, Outbox
-from tanbr.serve.panel import Lineup, Live
+from tanbr.serve.panel import Live, Panel
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
 from tanbr.serve.relay import Call, Passage
 from tanbr.serve.sampling import WritingOptions
@@ -82,7 +82,7 @@ class Queue:
         if config.answers == "posterior" and self.space is not None:
             reweigh = self.space.with_posterior
         self._replies = Replies(ids, self._encoder.tokenizer, outbox=outbox, classes=self.classes, reweigh=reweigh)
-        self._lineup = engine.lineup  # that the encoded jobs are assigned to
+        self._panel = engine.panel  # that the encoded jobs are assigned to
         self._lock = threading.Lock()
         self._front_wakes, self._workers_wake = threading.Condition(self._lock), threading.Condition(self._lock)
         self._incoming: list[Job] = []
@@ -286,29 +286,29 @@ class Queue:
                 with self._lock:
                     self._at_work.difference_update(answered)
             if jobs:
-                lineup = self.engine.lineup
-                unreadable = self._read(jobs, lineup)
+                panel = self.engine.panel
+                unreadable = self._read(jobs, panel)
                 read = [job for job in jobs if job not in unreadable]
-                parts = [part for job in read for part in assigned(job, range(len(job.texts)), lineup)]
+                parts = [part for job in read for part in assigned(job, range(len(job.texts)), panel)]
                 with self._lock:
                     self._waiting -= sum(len(job.texts) for job in unreadable)
                     self._encoded.extend(parts)
                     self._drop_cancelled()  # some may have gone while they were read
-                    if lineup is not self._lineup:
+                    if panel is not self._panel:
                         self._assign_again()
                     self._workers_wake.notify_all()
                 for job, why in unreadable.items():
                     job.fail(why)
 
-    def _read(self, jobs: Sequence[Job], lineup: Lineup) -> dict[Job, InputError]:
+    def _read(self, jobs: Sequence[Job], panel: Panel) -> dict[Job, InputError]:
         """Turn texts into tokens, all together, or if that fails job by job; the jobs that cannot be read, and why.
 
-        Where the lineup is a panel, their tasks are recognised as well.
+        Where the panel has several models, their tasks are recognised as well.
         """
         texts = [text for job in jobs for text in job.texts]
         try:
             encoded = None if self.engine.writes else self._encoder.encode(texts)
-            seen = None if lineup.assignment is None else lineup.assignment.recogniser.recognise(texts)
+            seen = None if panel.assignment is None else panel.assignment.recogniser.recognise(texts)
             end = 0
             for job in jobs:
                 rows = slice(end, end := end + len(job.texts))
@@ -321,18 +321,18 @@ class Queue:
                 job.seen = None if seen is None else seen.rows(rows)
         except Exception as error:  # the tokenizer raises whatever its library does
             if len(jobs) > 1:
-                return {unread: why for job in jobs for unread, why in self._read([job], lineup).items()}
+                return {unread: why for job in jobs for unread, why in self._read([job], panel).items()}
             return {jobs[0]: error if isinstance(error, InputError) else InputError(f"a text cannot be read ({error})")}
         return {}
 
     def _assign_again(self) -> None:
         """Assign what waits to the models that answer now."""
-        self._lineup = self.engine.lineup
-        self._encoded = deque(new for old in self._encoded for new in assigned(old.job, old.rows, self._lineup))
+        self._panel = self.engine.panel
+        self._encoded = deque(new for old in self._encoded for new in assigned(old.job, old.rows, self._panel))
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def _take(self) -> tuple[list[Part], Lineup, int] | None:
+    def _take(self) -> tuple[list[Part], Panel, int] | None:
         """Wait for parts that make up a batch of one model, and say how many workers are busy with that.
 
         None when all is done and the service stops.
@@ -343,20 +343,20 @@ class Queue:
                 if not self._encoded and (self._faults or (not self._running and not self._waiting)):
                     return None
                 self._workers_wake.wait((LOOK if self._encoded else None) if self._running else 0.01)
-            lineup = self._lineup
+            panel = self._panel
             self._free -= 1
             depth, busy = self._waiting, self._workers - self._free
         self._observer.queue(depth)
-        return parts, lineup, busy
+        return parts, panel, busy
 
     def _next_batch(self) -> list[Part]:
         """Take the parts that are next, as many as make up a batch; none while they must wait for a slot to turn."""
         if not self._encoded:
             return []
-        if self.engine.lineup is not self._lineup:
+        if self.engine.panel is not self._panel:
             self._assign_again()
         self._at_work = {part for part in self._at_work if not part.job.future.done()}
-        left, waits = self._slot_room(self._lineup.models[0].slot, count(self._at_work))
+        left, waits = self._slot_room(self._panel.models[0].slot, count(self._at_work))
         if waits and len(self._encoded[0].rows) > left and self._running:
             return []
         # Workers that are free share what waits: two half batches at once are sooner done than a whole one.
@@ -366,10 +366,10 @@ class Queue:
             self._at_work.update(parts)
         return parts
 
-    def _take_more(self, lineup: Lineup, place: int, room: int) -> list[Part]:
+    def _take_more(self, panel: Panel, place: int, room: int) -> list[Part]:
         """Take what waits for a model that is at work and has room; nothing once others answer."""
         with self._lock:
-            if room < 1 or not self._encoded or lineup is not self.engine.lineup or lineup is not self._lineup:
+            if room < 1 or not self._encoded or panel is not self.engine.panel or panel is not self._panel:
                 return []
             return self._first_of(place, room, whole=True)
 
@@ -392,12 +392,12 @@ class Queue:
     def _work(self) -> None:
         threads = None
         while taken := self._take():
-            parts, lineup, busy = taken
+            parts, panel, busy = taken
             each = self._config.threads or max(1, self._cores // busy)  # a lone one has all cores
             if not self.engine.relays and threads != each:
                 torch.set_num_threads(threads := each)  # of this thread's own arithmetic
             started = time.perf_counter()
-            if size := self._answer(parts, lineup):
+            if size := self._answer(parts, panel):
                 took = time.perf_counter() - started
                 self._rate = 0.8 * self._rate + 0.2 * size / took if self._rate else size / took
                 self._observer.batch(size, took)
@@ -405,10 +405,10 @@ class Queue:
             self._ended += 1
             self._front_wakes.notify()
 
-    def _answer(self, parts: list[Part], lineup: Lineup) -> int:
+    def _answer(self, parts: list[Part], panel: Panel) -> int:
         """Answer parts of one model together, or if that fails one by one; how many texts were answered at once."""
         try:
-            return self._answer_together(parts, lineup)
+            return self._answer_together(parts, panel)
         except Exception as error:  # whatever the model raises must not end the thread
             others = [part for part in parts if not part.left]
             again = [part for part in others if len(parts) > 1 and not part.streamed]  # no client gets a piece twice
@@ -418,9 +418,9 @@ class Queue:
                 part.fail(error if isinstance(error, ServiceError) else ServiceError(f"the model failed ({said})"))
             if failed or not again:
                 self._observer.alarm(f"a batch failed: {said}")
-            return sum(self._answer([part], lineup) for part in again)
+            return sum(self._answer([part], panel) for part in again)
 
-    def _answer_together(self, parts: list[Part], lineup: Lineup) -> int:
+    def _answer_together(self, parts: list[Part], panel: Panel) -> int:
         """Answer parts; if the merge version is broken, go back to the one before and put them into the queue again."""
         parts[:] = [part for part in parts if part.wanted]
         if not parts:
@@ -430,14 +430,14 @@ class Queue:
         if self.engine.relays:
             for part in parts:
                 try:
-                    self._send(part, lineup)
+                    self._send(part, panel)
                 except Exception as error:  # an engine that is lost, for one
                     part.fail(error)
             return count(parts)
-        with self.engine.using(lineup, parts[0].place) as live:
+        with self.engine.using(panel, parts[0].place) as live:
             try:
                 if self.engine.writes:
-                    self._write(parts, live, lineup)
+                    self._write(parts, live, panel)
                 else:
                     self._classify(parts, live)
                 return count(parts)
@@ -471,17 +471,17 @@ class Queue:
         self._observer.conversation("begun" if had is None else "kept" if stays else "moved")
         return had if had is not None and stays else chosen
 
-    def _send(self, part: Part, lineup: Lineup) -> None:
+    def _send(self, part: Part, panel: Panel) -> None:
         """Send a part to the engine; what comes back is told and passed on in the engine's thread."""
         job, hold = part.job, ExitStack()
         call = job.call
         if call is None:
             raise ServiceError("an engine answers requests as they are")
-        version = self._version(call, lineup.models[part.place].version)
+        version = self._version(call, panel.models[part.place].version)
         if call.expert is not None:
             live = self.engine.expert(call.expert)
         else:
-            live = hold.enter_context(self.engine.using(lineup, part.place, version))
+            live = hold.enter_context(self.engine.using(panel, part.place, version))
         if call.conversation and call.chosen:
             self._conversations.note(call.conversation, live.version)
         passage = Passage(part, call, live, self.engine.live.slot, measure=self._measures)
@@ -531,14 +531,14 @@ class Queue:
             raise NotFinite
         self._hand_over(parts, partial(self._replies.classified, parts, logits, live))
 
-    def _write(self, parts: list[Part], live: Live, lineup: Lineup) -> None:
+    def _write(self, parts: list[Part], live: Live, panel: Panel) -> None:
         """Decode all prompts together; parts that come meanwhile join as long as this version is what answers."""
 
         def finished(part: Part) -> None:
             self._hand_over([part], partial(self._replies.written, part, live))
 
         def more(at_work: int) -> Joining | None:
-            came = self._take_more(lineup, parts[0].place, self._config.batch - at_work)
+            came = self._take_more(panel, parts[0].place, self._config.batch - at_work)
             parts.extend(came)
             return batch.begin(came) if came else None
 

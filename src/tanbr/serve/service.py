@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike
 
 from tanbr.errors import ConfigError, InputError, SettingsError
 from tanbr.loop.choose import StartBlend
-from tanbr.loop.turn import Learner, Rules, begun, first
+from tanbr.loop.learner import Learner, Rules, begun
+from tanbr.loop.turn import first
 from tanbr.merge import Moe
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tanbr.loop.guard import Probes
+from tanbr.loop.learner import Learner
 from tanbr.loop.practice import Logged, decides
 from tanbr.loop.rewards import Given
 from tanbr.loop.slot import Choice, Reason, Slot, Turn
-from tanbr.loop.turn import Learner
 from tanbr.monitor.belief import by_mix
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
@@ -107,7 +107,7 @@ class ServedWorld:
 
     def answering(self, slot: Slot) -> Choice | None:
         """What would serve on what answers now; one that broke is not among it. None before the first slot."""
-        models = [one for one in self.engine.lineup.models if one.blend is not None]
+        models = [one for one in self.engine.panel.models if one.blend is not None]
         if not models or not slot.versions:
             return None
         if len(models) == 1 or models[0].slot != slot.number:  # a commit may have failed

@@ -141,7 +141,7 @@ def name_of(config: ClusterConfig) -> str:
 
 
 def found_learner(config: ClusterConfig) -> Any:
-    """Give the learner's actor, started if there is none; it outlives whoever started it."""
+    """Give the learner's actor, started if there is none; it outlives the process that started it."""
     actor = ray.remote(LearnerActor).options(
         name=name_of(config),
         namespace=NAMESPACE,

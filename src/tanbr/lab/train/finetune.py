@@ -42,8 +42,9 @@ from tanbr.lab.train.run import Run
 from tanbr.lab.world import Ready, StreamWorld
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig, RewardConfig
+from tanbr.loop.learner import Learner, Rules
 from tanbr.loop.rewards import Tally
-from tanbr.loop.turn import Learner, Rules, first, turn
+from tanbr.loop.turn import first, turn
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.methods import check_name
