@@ -67,7 +67,7 @@ def test_a_wrong_name_is_explained(name: str, says: str) -> None:
 def test_the_un_merged_moe_without_tags_is_the_tagged_one_where_requests_are_recognised(
     moe: Moe, answers_by: AnswersBy
 ) -> None:
-    bench = Bench(moe, generated(), Config(), answers_by=answers_by)
+    bench = Bench(moe, generated(), Config(), answers=answers_by)
     rows = [row for task in bench.corpus.tasks for row in bench.corpus.stream[task.name][:6]]
     mixes = np.full((1, 8), 1 / 8)
     rewards = {
@@ -84,7 +84,7 @@ def test_answers_by_the_posterior_are_for_every_method_alike(moe: Moe) -> None:
     mixes = np.full((1, 8), 1 / 8)
 
     def earned(name: str, answers_by: AnswersBy) -> float:
-        bench = Bench(moe, corpus, Config(), answers_by=answers_by)
+        bench = Bench(moe, corpus, Config(), answers=answers_by)
         player = method(name).contestant(bench, mixes=mixes, seed=0)
         return player.play(rows).total_reward
 
@@ -93,6 +93,6 @@ def test_answers_by_the_posterior_are_for_every_method_alike(moe: Moe) -> None:
 
 
 def test_a_survey_of_the_other_answers_is_asked_for(moe: Moe) -> None:
-    bench = Bench(moe, generated(), Config(), moe.path / "survey.json", answers_by="posterior")
+    bench = Bench(moe, generated(), Config(), moe.path / "survey.json", answers="posterior")
     with pytest.raises(DataError, match=r"tanbr survey --answers posterior"):
         method("best-fixed").contestant(bench, mixes=np.full((1, 8), 1 / 8), seed=0)

@@ -22,9 +22,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.lab.answers import Answers
 from tanbr.lab.compare import Oracle
 from tanbr.lab.corpus import Corpus
 from tanbr.lab.rivals import LEARNING, ROUTERS, BestKnown, FixedBlend, Proportional, build, did_you_mean
@@ -34,7 +34,7 @@ from tanbr.lab.rivals.regmean import regmean
 from tanbr.lab.settings import Config
 from tanbr.lab.survey import survey_path
 from tanbr.lab.train.checkpoints import card_of, own_experts
-from tanbr.lab.world import Answering, Contestant, Credit, Respond, StreamWorld
+from tanbr.lab.world import Contestant, Credit, Respond, StreamWorld
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.merge import Moe
@@ -46,7 +46,7 @@ from tanbr.serve.backends.choose import Precision
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks.metrics import Answer
-from tanbr.types import AnswersBy, FloatArray, Router, Text
+from tanbr.types import AnswersBy, Blend, FloatArray, Router, Text
 
 AVERAGE = "average"
 DENSE = "dense:"  # before the folder of a dense checkpoint
@@ -54,30 +54,61 @@ PRACTICE = 320  # a tenth of a core's time in slots of 20 seconds, at the 160 te
 Card: TypeAlias = Literal["true", "none", "swapped"]
 SIMILAR = 200  # past texts of a task that are compared with others'
 STATISTICS = 64  # held rows per task behind the statistics of fisher and regmean
-KNOWLEDGE = (
-    "probes",
-    "survey",
-    "oracle",
-    "recognised",
-    "unpractised",
-)  # that may follow a name, in the order of results'
+KNOWLEDGE = ("probes", "survey", "oracle", "recognised", "unpractised")  # that may follow a name, in this order
 STARTS = {"probes", "survey"}  # what is learned before the first slot
 
 
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What clients send, what routers are told, and how models compute."""
+
+    answers: AnswersBy = "labels"
+    rewards: Credit = "labels"  # what clients send back
+    card: Card = "true"  # what routers are told of experts and tasks: the truth, nothing, or two tasks the wrong way
+    practice: int = PRACTICE  # logged requests a slot that routers which practise try blends on
+    disjoint: bool = False  # rewards come for half of the rows, and the figures count the other half
+    precision: Precision = "fp32"  # of the arithmetic of all models
+
+
+class Answers:
+    """One model for all methods, and every answer it has given: each text once under a blend, whoever chose it."""
+
+    def __init__(self, model: DenseModel) -> None:
+        self.model = model
+        self.kept: dict[str, nn.Module] = {}  # merges that are no blend, by name
+        self._known: dict[bytes | str, dict[Text, Answer]] = {}
+        self._held: bytes | str | None = None  # what the model holds now
+
+    def of(self, what: Blend | str, texts: Sequence[Text]) -> list[Answer]:
+        """Answer texts with a blend (K,), or with a merge that is kept under a name."""
+        key = what if isinstance(what, str) else what.tobytes()
+        known = self._known.setdefault(key, {})
+        new = list(dict.fromkeys(text for text in texts if text not in known))
+        if new:
+            if key != self._held:
+                self._held = None  # an exception on the way leaves the model in doubt
+                self.model.put(self.kept[what]) if isinstance(what, str) else self.model.swap(what)
+                self._held = key
+            known.update(zip(new, self.model.answers(new), strict=True))
+        return [known[text] for text in texts]
+
+    def each(self, blends: Sequence[Blend] | FloatArray, of: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
+        """Answer text i with the blend whose number is of[i]."""
+        found: dict[Text, Answer] = {}
+        for number in np.unique(of):
+            own = [text for text, one in zip(texts, of, strict=True) if one == number]
+            found |= zip(own, self.of(blends[number], own), strict=True)
+        return [found[text] for text in texts]
+
+
 @dataclass(frozen=True, eq=False)
-class Bench:
+class Bench(Conditions):
     """What all methods of a process share."""
 
     moe: Moe
     corpus: Corpus
     config: Config
     surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
-    answers_by: AnswersBy = "labels"
-    credit: Credit = "labels"  # what clients send back
-    card: Card = "true"  # what routers are told of experts and tasks: the truth, nothing, or two tasks the wrong way
-    practice: int = PRACTICE  # logged requests a slot that routers which practise try blends on
-    disjoint: bool = False  # rewards come for half of the rows, and the figures count the other half
-    precision: Precision = "fp32"  # of the arithmetic of all models
     _others: dict[str, "Bench"] = field(default_factory=dict, init=False)
     _dense: dict[Path, Answers] = field(default_factory=dict, init=False)
 
@@ -94,16 +125,16 @@ class Bench:
         """The survey of blends that are merged as here, if there is one."""
         if self.surveys is None:
             return None
-        path = survey_path(self.surveys, str(self.moe.method), answers_by=self.answers_by)
+        path = survey_path(self.surveys, str(self.moe.method), answers_by=self.answers)
         if not path.exists():
             return None
-        return Survey.load(path).check(self.moe, self.corpus.tasks, path, answers_by=self.answers_by)
+        return Survey.load(path).check(self.moe, self.corpus.tasks, path, answers_by=self.answers)
 
     @property
     def known(self) -> Survey:
         """The survey; refused where there is none."""
         if self.survey is None:
-            asked = {"method": str(self.moe.method), "answers": self.answers_by}
+            asked = {"method": str(self.moe.method), "answers": self.answers}
             words = "".join(f" --{name} {value}" for name, value in asked.items() if value not in (AVERAGE, "labels"))
             raise DataError(
                 f"best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey{words}`"
@@ -136,13 +167,8 @@ class Bench:
         """The true task of every text of the stream."""
         return {row.text: v for v, task in enumerate(self.corpus.tasks) for row in self.corpus.stream[task.name]}
 
-    @property
-    def answering(self) -> Answering | None:
-        """How a model's answers are read: as given, or weighed by the posterior."""
-        return None if self.answers_by == "labels" else self.corpus.space.by_posterior
-
     @cached_property
-    def answers(self) -> Answers:
+    def model(self) -> Answers:
         """The one model, and every answer it has given."""
         return Answers(DenseModel(self.moe, self.corpus.space, precision=self.precision))
 
@@ -182,7 +208,7 @@ class Kind:
 
 def _blending(make: Callable[[Bench, int], Router]) -> Builder:
     """Serve the blends of a router, made for a bench and a seed."""
-    return lambda bench, seed: (bench.answers.each, make(bench, seed))
+    return lambda bench, seed: (bench.model.each, make(bench, seed))
 
 
 def _named(name: str) -> Builder:
@@ -196,10 +222,9 @@ def _proportional(bench: Bench, _: int) -> Router:
 
 
 def _base(bench: Bench, _: int) -> Router:
-    K, V = bench.sizes
     if not bench.moe.source.with_base:
         raise ConfigError("base needs experts over a base that may take weight (base = true in the list of experts)")
-    return FixedBlend(K, V, blend=np.eye(K)[K - 1])
+    return FixedBlend(*bench.sizes, blend=np.eye(bench.sizes[0])[-1])
 
 
 def _similar(bench: Bench, _: int) -> Router:
@@ -208,13 +233,12 @@ def _similar(bench: Bench, _: int) -> Router:
     if not of:
         raise ConfigError(f"similar needs the tasks of experts, and {bench.moe.path} does not name them")
     monitor = Monitor(list(of), config=bench.config.monitor)
+    texts = {name: [row.text for row in bench.corpus.held[name][:SIMILAR]] for name in names}
     for name in of:
-        texts = [row.text for row in bench.corpus.held[name][:SIMILAR]]
-        monitor.learn(texts, [name] * len(texts))
+        monitor.learn(texts[name], [name] * len(texts[name]))
     own = np.zeros((V, K))
     for v, name in enumerate(names):
-        texts = [row.text for row in bench.corpus.held[name][:SIMILAR]]
-        like = monitor.snapshot().recognise(texts).posteriors.mean(axis=0)
+        like = monitor.snapshot().recognise(texts[name]).posteriors.mean(axis=0)
         own[v, list(of.values())] = np.array([one == name for one in of]) if name in of else like
     return Proportional(K, V, own=own)
 
@@ -234,11 +258,11 @@ def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
 
     def build(bench: Bench, _: int) -> Parts:
         key = merge.__name__
-        if key not in bench.answers.kept:
+        if key not in bench.model.kept:
             rows = bench.corpus.first_held(min(STATISTICS, *map(len, bench.corpus.held.values())))
             probes = probes_of(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
-            bench.answers.kept[key] = merge(bench.moe, probes)
-        return lambda _, __, texts: bench.answers.of(key, texts), FixedBlend(*bench.sizes)
+            bench.model.kept[key] = merge(bench.moe, probes)
+        return lambda _, __, texts: bench.model.of(key, texts), FixedBlend(*bench.sizes)
 
     return build
 
@@ -250,7 +274,7 @@ def _tagged(blends: Callable[[Bench], FloatArray]) -> Builder:
         own = blends(bench)
 
         def respond(_: FloatArray, __: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
-            return bench.answers.each(own, np.array([bench.task_of[text] for text in texts], np.intp), texts)
+            return bench.model.each(own, np.array([bench.task_of[text] for text in texts], np.intp), texts)
 
         return respond, FixedBlend(*bench.sizes)
 
@@ -333,11 +357,9 @@ class ComparedMethod:
         own = bench.told_experts if self.kind.learns else ()
         return Contestant(
             StreamWorld(
-                respond,
-                bench.corpus.space,
-                answering=bench.answering,
-                credit=bench.credit,
-                disjoint=bench.disjoint,
+                respond, bench.corpus.space,
+                answering=bench.corpus.space.by_posterior if bench.answers == "posterior" else None,
+                credit=bench.rewards, disjoint=bench.disjoint,
                 practice=0 if "unpractised" in self.knows else bench.practice,
             ),
             router,
@@ -345,12 +367,12 @@ class ComparedMethod:
             start=StartBlend(None, experts=K, own_experts=own),
             models=K if self.kind.whole else self.models,
             config=LoopConfig(explore="careful" if self.kind.learns else "always"),
-        )
+        )  # fmt: skip
 
     def _mix_source(self, bench: Bench, mixes: FloatArray, seed: int) -> Any:
         told, recognised = self.kind.told or "oracle" in self.knows, self.kind.tagged or "recognised" in self.knows
         monitor = None
-        if not told or (not recognised and (self.models > 1 or bench.answers_by == "posterior")):
+        if not told or (not recognised and (self.models > 1 or bench.answers == "posterior")):
             monitor = bench.corpus.taught_monitor(bench.config.monitor, seed=seed)
         if not told and not recognised:
             return monitor

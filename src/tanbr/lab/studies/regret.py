@@ -161,7 +161,7 @@ class Requests:
         """Serve every slot; the rewards (T,)."""
         practised: dict[str, Any] = {"practice": self.bench.practice, "disjoint": True}
         more = practised if self.scenario.mix == PRACTICE else {}
-        world = StreamWorld(self.bench.answers.each, self.bench.corpus.space, **more)
+        world = StreamWorld(self.bench.model.each, self.bench.corpus.space, **more)
         start = StartBlend(None, experts=self.bench.sizes[0], own_experts=self.own)
         one = Contestant(world, router, self.monitor.fork(), start=start, config=LoopConfig())
         return np.array([one.play(slot.rows).total_reward for slot in self.stream])
