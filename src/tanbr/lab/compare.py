@@ -112,6 +112,19 @@ class Comparison:
             }
         return table
 
+    def table(self, *, tail: int) -> tuple[list[str], list[list[str]]]:
+        """Lay the summary out: header and rows."""
+        header = ["method", f"last {tail} slots", "all slots", "regret per slot", f"… last {tail}", "merges"]
+        rows = [
+            [
+                method, f"{row['tail_reward']:.3f} ± {row['tail_reward_se']:.3f}",
+                f"{row['reward']:.3f} ± {row['reward_se']:.3f}", f"{row['regret_per_slot']:.3f}",
+                f"{row['tail_regret_per_slot']:.3f}", str(row["merges"]),
+            ]
+            for method, row in self.summary(tail=tail).items()
+        ]  # fmt: skip
+        return header, rows
+
     def paired(self, method: str, rival: str, *, tail: int = 100) -> tuple[float, float]:
         """Mean and standard error of the reward above a rival's over the last `tail` slots, on the same requests."""
         difference = (self.rewards(method) - self.rewards(rival))[-tail:]

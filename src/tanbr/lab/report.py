@@ -20,6 +20,19 @@ from tanbr.lab.standings import SHARE, WINDOW, Standings
 Laid = tuple[str, list[str], list[list[str]]]  # title, header, rows
 
 
+def page(template: str, **values: Any) -> str:
+    """Render a template: a self-contained page, or Markdown as it is."""
+    environment = Environment(
+        loader=PackageLoader("tanbr.lab"), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(template).render(**values)
+
+
+def drawing(canvas: Figure) -> Markup:
+    """Render a picture to stand inside a page."""
+    return Markup(pictures.svg(canvas))  # noqa: S704 - our own drawing
+
+
 def write_report(
     path: Path,
     result: Comparison,
@@ -33,24 +46,25 @@ def write_report(
     """Write a page about a comparison and its first method; a browser has nothing to fetch for it."""
     subject = next(iter(result.records))
     mix, blend = _followed(result, subject, tasks)
-    figures = (
-        ("What the traffic held, and what the monitor made of it without any tag", mix),
-        ("What was served: one dense model per slot", blend),
-        ("What it earned", pictures.rewards([result], list(result.records), bounds=(result.best,))),
-        ("What it missed", pictures.regret([result], list(result.records), bounds=())),
+    drawn = {
+        "What the traffic held, and what the monitor made of it without any tag": mix,
+        "What was served: one dense model per slot": blend,
+        "What it earned": pictures.rewards([result], list(result.records), bounds=(result.best,)),
+        "What it missed": pictures.regret([result], list(result.records), bounds=()),
+    }
+    header, rows = result.table(tail=tail)
+    about = (
+        "Reward is in [0, 1]: the share of right answers, and for scores 1 − error over half the scale. ± is one "
+        f"standard error over slots. Regret is what “{result.best}”, which is told the true mix, earned more on the "
+        "same requests."
     )
-    environment = Environment(loader=PackageLoader("tanbr.lab"), autoescape=select_autoescape())
-    page = environment.get_template("report.html").render(
-        title=title,
-        command=command,
-        facts=facts,
-        subject=subject,
-        best=result.best,
-        tail=tail,
-        summary=result.summary(tail=tail),
-        figures=[(caption, Markup(pictures.svg(canvas))) for caption, canvas in figures],  # noqa: S704 - our own drawing
-    )
-    return write_atomically(path, page)
+    shown = [{"caption": caption, "svg": drawing(canvas)} for caption, canvas in drawn.items()]
+    parts = [
+        {"name": "reward", "title": "Reward", "about": about, "tables": [{"header": header, "rows": rows}]},
+        {"name": "slots", "title": "Slot by slot", "pictures": shown},
+    ]
+    values = {"title": title, "command": command, "facts": facts, "subject": subject, "parts": parts}
+    return write_atomically(path, page("page.html", **values))
 
 
 def write(
@@ -90,11 +104,13 @@ def _followed(result: Comparison, method: str, tasks: Sequence[str]) -> tuple[Fi
 
 def markdown(standings: Standings, *, command: str) -> str:
     """Lay the tables out as a page."""
-    parts = [f"# Online comparison\n\n`{command}`\n"]
-    for title, header, rows in lay_out(standings):
-        lines = [header, ["---"] * len(header), *rows]
-        parts.append("\n".join([f"**{title}**", "", *(f"| {' | '.join(cells)} |" for cells in lines), ""]))
-    return "\n".join(parts)
+    parts = [f"**{title}**\n\n{grid(header, rows)}" for title, header, rows in lay_out(standings)]
+    return "\n".join([f"# Online comparison\n\n`{command}`\n", *parts])
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a table in Markdown."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, ["---"] * len(header), *rows))
 
 
 def lay_out(standings: Standings) -> Iterator[Laid]:

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup
 
 from tanbr.errors import ConfigError
 from tanbr.files import check_writable, write_atomically
@@ -25,7 +23,8 @@ from tanbr.lab.jobs import Job, Kept
 from tanbr.lab.paper import fig6, online, table1, theorem1, tuned
 from tanbr.lab.paper.claim import VERDICTS, Claim, Findings, Part, Verdict
 from tanbr.lab.paper.setup import Setup
-from tanbr.lab.pictures import png, svg
+from tanbr.lab.pictures import png
+from tanbr.lab.report import drawing, page
 from tanbr.lab.rivals import did_you_mean
 from tanbr.types import to_jsonable
 
@@ -142,12 +141,9 @@ def write(found: Reproduction, *, command: str) -> Path:
         png(canvas, out / picture["file"])
     write_atomically(out / "results.json", json.dumps(to_jsonable(values), indent=1, ensure_ascii=False) + "\n")
     for picture, canvas in drawn:
-        picture["svg"] = Markup(svg(canvas))  # noqa: S704 - our own drawing
-    loader = PackageLoader("tanbr.lab")
-    plain = Environment(loader=loader, autoescape=False, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown
-    page = Environment(loader=loader, autoescape=select_autoescape())
-    write_atomically(out / "report.md", plain.get_template("paper.md").render(**values))
-    return write_atomically(out / "report.html", page.get_template("paper.html").render(**values))
+        picture["svg"] = drawing(canvas)
+    write_atomically(out / "report.md", page("paper.md", **values))
+    return write_atomically(out / "report.html", page("page.html", **values))
 
 
 def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
