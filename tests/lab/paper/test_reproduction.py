@@ -16,7 +16,7 @@ from tanbr.lab.paper import online, reproduction
 from tanbr.lab.paper.claim import Findings, Part
 from tanbr.lab.paper.reproduction import PARTS, Reproduction, missing, reproduce
 from tanbr.lab.paper.setup import ModelSize, Scale, Setup, scale
-from tanbr.lab.paper.tuning import job
+from tanbr.lab.paper.tuned import job
 from tanbr.lab.simulate import Answered
 from tanbr.lab.tasks import tiny
 from tanbr.lab.train.config import Tuning
