@@ -29,8 +29,7 @@ class Told:
 class Oracle:
     """A mix source that is told the true mixes (T, V), every text's task, or both; a monitor says the rest.
 
-    It bounds what a router can earn, and separates errors of the mix from errors of single requests. Without a monitor
-    or tasks all requests are like the mix.
+    Without a monitor or tasks all requests are like the mix.
     """
 
     def __init__(
@@ -149,10 +148,7 @@ def compare(
     watch: Callable[[Comparison, SlotRequests], None] | None = None,
     collect: Callable[[Sequence[Row], FloatArray], None] | None = None,
 ) -> Comparison:
-    """Let every method serve the same requests.
-
-    `watch` sees the comparison so far after every slot, `collect` what each method answered (n,) to a slot's rows.
-    """
+    """Let every method serve the same requests; `watch` sees every slot, `collect` each method's answers (n,) to it."""
     result = Comparison(mixes=traffic.mixes, records={method: [] for method in contestants}, best=best)
     for slot in traffic:
         for method, contestant in contestants.items():

@@ -380,10 +380,7 @@ class ComparedMethod:
 
 
 def method(text: str, *, models: int = 1, merging: str = AVERAGE) -> ComparedMethod:
-    """Read a method's name.
-
-    `models` holds for those that can fill a panel, `merging` for those that choose blends and do not say otherwise.
-    """
+    """Read a method's name; `models` and `merging` hold where it does not say otherwise."""
     text = text.strip()
     if text.startswith(DENSE):
         return ComparedMethod(text, _dense(Path(text.removeprefix(DENSE))))

@@ -171,10 +171,7 @@ def regret(comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds:
 
 
 def shown(standings: Standings) -> list[str]:
-    """Choose the methods that are drawn, MOST at the most; tables have all of them.
-
-    The first, its best variant, the best of the others, the average, the bounds; then what earned most.
-    """
+    """Choose the methods to draw: the first, its best variant, the best other, the average, bounds; then by reward."""
     everything = sorted(standings.methods, key=lambda method: -standings.reward(method).mean)
     bounds = [method for method in (standings.best, "tags") if method in everything]
     variants = [method for method in everything if method in standings.variants]
@@ -185,10 +182,7 @@ def shown(standings: Standings) -> list[str]:
 
 @styled
 def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
-    """Draw reward against memory (MB of so many models), from one dense model to the un-merged MoE.
-
-    A line for each method that fills panels, a level with its name for each that does not.
-    """
+    """Draw reward against memory (MB of so many models): a line for each that fills panels, a level for others."""
     canvas, (axis,) = figure(height=4.2)
     rows: dict[str, list[str]] = {}
     for method in standings.methods:

@@ -1,8 +1,4 @@
-"""Any set of methods over the same stream, several seeds: one resumable job a seed and method (`jobs.py`).
-
-Jobs share nothing but the folder, so several commands with other seeds may fill it side by side. Every job drives the
-slot loop of the server; only the scorer sees tags.
-"""
+"""Any set of methods over the same stream, several seeds: one resumable job a seed and method."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -195,8 +191,7 @@ def simulate(
 ) -> list[Outcome]:
     """Run every method with every seed and keep each result in `out`/runs; those that are there are not run again.
 
-    `watch` hears of every slot, `finished` of each outcome and whether it was there. A job that fails
-    stops no other; the first error is raised when all that can be done is done.
+    A job that fails stops no other; the first error is raised when all that can be done is done.
     """
     bench, folder = study.bench(), out / "runs"
     jobs = {(seed, name): job_of(study, bench, seed, name, watch) for seed in seeds for name in names}

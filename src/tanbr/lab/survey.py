@@ -1,8 +1,4 @@
-"""What blends are worth: the reward of many blends on every task, measured once on held-out rows.
-
-It finds the best fixed blend (a strong rival) and the best blend for a known mix (an upper bound), and it says
-whether a checkpoint makes the problem real at all.
-"""
+"""What blends are worth: the reward of many blends on every task, measured once on held-out rows."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -48,10 +44,7 @@ def survey(
     blends: FloatArray,
     recogniser: Recogniser | None = None,
 ) -> Survey:
-    """Serve all rows with every blend.
-
-    With a `recogniser`, answers are by the posterior; it must not have learned from these rows.
-    """
+    """Serve all rows with every blend, by the posterior of a `recogniser` that has not learned from them, if any."""
     space = model.space
     everything = [row for task in space.tasks for row in rows[task.name]]
     texts = [row.text for row in everything]
@@ -90,10 +83,7 @@ def survey_to(
     command: str,
     report: Progress = silent,
 ) -> Survey:
-    """Survey a checkpoint's blends on held rows and save it; interrupted and started again, it goes on.
-
-    The blends are the first `candidates`, or with `groups` the even blends of groups of experts, the smallest first.
-    """
+    """Survey a checkpoint's first candidates (or even `groups` of experts) and save them; a stopped survey goes on."""
     model, held = DenseModel(moe, corpus.space), corpus.first_held(rows)
     about = {"command": command, "data": corpus.name}
     recogniser = None

@@ -1,8 +1,7 @@
-"""A simulated world: labelled rows for traffic, a model in this process, and the server's own rules for credit.
+"""A simulated world: labelled rows for traffic, a model in this process, and the server's loop and rules for credit.
 
-The slot's loop is the server's (`tanbr.loop`): only where requests come from, and who answers them, differs. Tags are
-seen by the scorer alone. A client sends back the label of a request, which names its task, or only a reward, which the
-loop shares out by the posterior; either may come late.
+Tags are seen by the scorer alone. A client sends back a label, which names its task, or only a reward; either may be
+late.
 """
 
 import sys
@@ -90,10 +89,7 @@ class StreamWorld:
     def play(
         self, learner: Learner, rows: Sequence[Row], collect: Callable[[Sequence[Row], FloatArray], None] | None = None
     ) -> tuple[Learner, SlotRecord]:
-        """Serve one slot's requests, and turn the slot; what was earned, by the true tags.
-
-        `collect` hears what was answered (n,).
-        """
+        """Serve a slot's requests and turn it; what was earned, by the true tags. `collect` hears the answers (n,)."""
         slot, texts = learner.slot, [row.text for row in rows]
         source: Any = learner.monitor
         recogniser = source.snapshot()

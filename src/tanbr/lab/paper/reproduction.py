@@ -1,7 +1,4 @@
-"""All asked-for parts from beginning to end: run what is missing, judge the claims, and write the report.
-
-The report is a self-contained page, the same in Markdown, the figures as JSON, and pictures beside them.
-"""
+"""All asked-for parts from beginning to end: run what is missing, judge the claims, and write the report."""
 
 import json
 import os
@@ -90,10 +87,7 @@ def reproduce(
     moved: Moved = lambda *_: None,
     finished: Callable[[str, Kept], None] = lambda *_: None,
 ) -> Reproduction:
-    """Run the jobs of all parts that are missing, each once, and judge the claims.
-
-    `moved` hears how far a job is, `finished` its result, unless that was there before.
-    """
+    """Run each missing job once (`moved` hears how far it is, `finished` its result), and judge the claims."""
     for part in parts:
         setup.check(part.needs, part.name)
     torch.set_num_threads(1)  # sums are the same on every machine, and a neighbour's load matters less

@@ -1,7 +1,6 @@
-"""Fig. 2, 3, 7 and Table II: a T5-MoE's norms are tuned while a router learns, then it serves.
+"""Fig. 2, 3, 7 and Table II: a T5-MoE's norms are tuned while a router learns.
 
-What was tuned answers a stream of untagged requests, with neither model nor router learning any more. Answers are
-written, and scored as written.
+Then it writes answers to a stream of untagged requests, with neither model nor router learning any more.
 """
 
 import statistics

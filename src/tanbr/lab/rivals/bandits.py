@@ -178,10 +178,7 @@ class _ProbingPolicy(RivalPolicy):
 
 
 class ProbeAndAssign(AskTell):
-    """Every expert alone until each task's best is known, then each task to its best: what one would write first.
-
-    It needs no practice, and users pay for its probes.
-    """
+    """Every expert alone until each task's best is known, then each task to its best; users pay for its probes."""
 
     kind = "probing"
 

@@ -1,7 +1,6 @@
-"""Fisher merging: every weight is averaged over the experts in proportion to its Fisher information in each.
+"""Fisher merging: weights are averaged in proportion to the diagonal of each expert's Fisher matrix on its own task.
 
-Matena, Raffel: Merging Models with Fisher-Weighted Averaging. NeurIPS 2022. The information is the diagonal of the
-Fisher matrix on held-out rows of the expert's own task, in expectation over the labels that the expert would give.
+Matena, Raffel: Merging Models with Fisher-Weighted Averaging. NeurIPS 2022.
 """
 
 from collections import defaultdict

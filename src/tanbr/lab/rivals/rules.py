@@ -100,10 +100,7 @@ class FixedBlend(AskTell):
 
 
 class Proportional(AskTell):
-    """Every expert at the share of its tasks in the mix.
-
-    `own` names each task's expert (V,), by number if None, or shares the task out to the experts (V, K).
-    """
+    """Every expert at the share of its tasks: `own` names each task's expert (V,), or shares tasks out (V, K)."""
 
     kind = "proportional"
 
@@ -125,10 +122,7 @@ class Proportional(AskTell):
 
 
 class BestKnown(AskTell):
-    """The best blends among some (n, K) whose mean rewards (n, V) are known: of every slot's mix, or of one for ever.
-
-    A panel of them is chosen jointly; requests are assigned to its models by the slot's own mix in any case.
-    """
+    """The best blends among some (n, K) of known mean rewards (n, V): of every slot's mix, or of one for ever."""
 
     kind = "best-known"
 

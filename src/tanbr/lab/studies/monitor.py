@@ -101,10 +101,7 @@ def recognition(data: Data, *, per_task: int) -> dict[str, Any]:
 
 
 def rivals(data: Data, per_task: int, drawn: Sequence[NDArray[np.int64]]) -> dict[str, list[FloatArray]]:
-    """Estimate the mix of drawn slots by logistic regression, its votes counted, and QuaPy's quantifiers on top.
-
-    It reads TF-IDF of word 1-2-grams and the monitor's own surface features, without which it is far behind.
-    """
+    """Estimate drawn slots' mixes by logistic regression on TF-IDF and surface features, and by QuaPy's quantifiers."""
     texts, tags = data.past(per_task)
     tfidf = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2, lowercase=False).fit(map(_joined, texts))
     scaler = StandardScaler().fit(read(texts).surface)

@@ -1,9 +1,7 @@
 """How the embedded models are made from the generated tasks: a BERT-MoE with a head, and a T5-MoE that writes.
 
-Both start from a dense ancestor that learns every task at once, and to align pairs of texts. A model of this size does
-not find by itself, from labels of whole texts, that it has to compare two texts word by word. So its last layer but one
-is also taught just that: for every token, whether its meaning occurs in the other text of the pair. This plays the part
-that a language model's pre-training plays for a large one.
+Their dense ancestor also learns to align pairs: for every token, whether its meaning occurs in the other text. A model
+of this size does not find from labels of whole texts that it has to compare two texts word by word.
 """
 
 from collections.abc import Iterable
