@@ -15,7 +15,7 @@ import json
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ class Data:
     def normalised(self) -> "Data":
         """Give the same without the writing habits of the sources."""
         history = [[plain_text(text) for text in pool] for pool in self.history]
-        return Data(f"{self.name}, normalised", self.tasks, history, list(map(plain_text, self.texts)), self.labels)
+        name, texts = f"{self.name}, normalised", [plain_text(text) for text in self.texts]
+        return replace(self, name=name, history=history, texts=texts)
 
     def past(self, per_task: int) -> tuple[list[Text], list[str]]:
         """Give the first texts of each task's history, and their tasks."""

@@ -2,8 +2,8 @@
 
 The ancestor may learn all tasks first: nobody tells a merged model a request's task, so it must recognise it. Experts
 start equal, which makes their blends meaningful. A step takes a batch of every task, and moves all weights once; in
-some steps a batch runs through a blend of all experts around its own (`mergeable_blends`). Two rivals learn from the same
-rows: experts behind learned gates, and one dense model.
+some steps a batch runs through a blend of all experts around its own (`mergeable_blends`). Two rivals learn from
+the same rows: experts behind learned gates, and one dense model.
 """
 
 import re
