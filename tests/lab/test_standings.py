@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tanbr.lab.intervals import interval
-from tanbr.lab.report import lay_out
+from tanbr.lab.report import lay_out, markdown
 from tanbr.lab.simulate import Outcome
 from tanbr.lab.standings import Standings
 from tanbr.types import FloatArray, SlotRecord
@@ -45,6 +45,10 @@ def test_the_figures_by_hand() -> None:
     assert s.forecast_error("tanbr") == pytest.approx([0.5, 0.5])
     np.testing.assert_allclose(s.figures("tanbr+oracle"), [0.6, 0.2])
     assert np.isnan(s.figures("tanbr")[1])
+    page = markdown(s, command="tanbr simulate")
+    assert "| 29, 29 |" in page
+    assert "never, never" in page
+    assert all(page.count(f"| {method} |") >= 2 for method in s.methods)
 
 
 def test_regret_is_counted_against_the_best_method_where_no_bound_ran() -> None:
