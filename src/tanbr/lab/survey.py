@@ -18,6 +18,7 @@ from tanbr.tasks.metrics import figure
 from tanbr.types import AnswersBy, FloatArray
 
 STRETCH = 10  # blends between two saves
+TABLES = ("blends", "rewards", "figures")
 SPREAD = 143  # random blends laid out: 180 in all for 8 experts
 
 
@@ -98,7 +99,11 @@ def survey_to(
     while done is None or len(done.blends) < blends:
         known = 0 if done is None else len(done.blends)
         new = survey(model, held, blends=laid_out[known : known + STRETCH], recogniser=recogniser)
-        done = new if done is None else _joined(done, new)
+        if done is not None:
+            new = replace(
+                new, **{field: np.concatenate([getattr(done, field), getattr(new, field)]) for field in TABLES}
+            )
+        done = new
         done.save(unfinished, **about)
         report(len(done.blends), blends)
     done.save(path, **about)
@@ -116,12 +121,3 @@ def _resumed(
     if done.rows != rows or known > len(blends) or not np.allclose(done.blends, blends[:known]):
         raise DataError(f"{unfinished} belongs to a survey of other blends or rows; delete it to start again")
     return done
-
-
-def _joined(left: Survey, right: Survey) -> Survey:
-    return replace(
-        left,
-        blends=np.concatenate([left.blends, right.blends]),
-        rewards=np.concatenate([left.rewards, right.rewards]),
-        figures=np.concatenate([left.figures, right.figures]),
-    )

@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -54,10 +53,10 @@ def test_a_model_and_its_survey_are_written_and_an_interrupted_run_ends_in_the_s
         assert all(len(ids) == 2 for ids in tokenizer(asked)["input_ids"])  # an answer is a word, and the end
 
 
-@pytest.mark.parametrize("make", [embedded.word_tokenizer, embedded.writer_tokenizer])
-def test_alignment_marks_words_whose_meaning_is_in_the_other_text(make: Any) -> None:
+@pytest.mark.parametrize("writes", [False, True])
+def test_alignment_marks_words_whose_meaning_is_in_the_other_text(*, writes: bool) -> None:
     """Also where inputs do not say which text a word is of: then every text has an end."""
-    encoder = TextEncoder(make(max_length=64), max_length=64)
+    encoder = TextEncoder(embedded.word_tokenizer(max_length=64, writes=writes), max_length=64)
     texts = [("the dog found the apple .", "the dog discovered a pear ."), "the dog is funny"]
     meanings, words = embedded.meanings(encoder), encoder.tokenizer.get_vocab()
     labels = aligned(encoder(texts), meanings, end=encoder.tokenizer.eos_token_id)

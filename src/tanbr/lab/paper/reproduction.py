@@ -93,17 +93,13 @@ def reproduce(
     torch.set_num_threads(1)  # sums are the same on every machine, and a neighbour's load matters less
     of = {part.name: part.jobs(setup) for part in parts}
     once = {job.name: job for own in of.values() for job in own}
-    found = {name: jobs.load(folder(setup), job) for name, job in once.items()}  # refused before anything runs
+    kept = {name: found for name, job in once.items() if (found := jobs.load(folder(setup), job)) is not None}
     check_writable(folder(setup))
-    kept: dict[str, Kept] = {}
     for name, job in once.items():
-        before = found[name]
-        if before is None:
+        if name not in kept:
             moved(name, 0, 1, "")
             kept[name] = jobs.do(folder(setup), job, partial(moved, name))
             finished(name, kept[name])
-        else:
-            kept[name] = before
     shutil.rmtree(setup.out / "work", ignore_errors=True)  # models and states: everything is measured
     results = {name: one.result for name, one in kept.items()}
     findings = {part.name: part.findings(setup, results) for part in parts}
@@ -187,9 +183,8 @@ def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
 
 
 def _flat(claim: Claim) -> dict[str, Any]:
-    verdict, rule = claim.judgement.verdict, claim.judgement.rule
-    words = {"says": claim.says, "paper": claim.paper, "ours": claim.ours, "reason": claim.reason}
-    return {**words, "verdict": verdict, "rule": rule, "mark": MARKS[verdict]}
+    words = {name: getattr(claim, name) for name in ("says", "paper", "ours", "reason")}
+    return {**words, **vars(claim.judgement), "mark": MARKS[claim.judgement.verdict]}
 
 
 def _command(part: Part, setup: Setup) -> str:
