@@ -40,7 +40,6 @@ from tanbr.loop.config import LoopConfig
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
 from tanbr.monitor import Monitor
-from tanbr.router.config import RouterConfig
 from tanbr.router.own import OwnRouter
 from tanbr.serve.backends.choose import Precision
 from tanbr.serve.dense import DenseModel
@@ -157,11 +156,6 @@ class Bench(Conditions):
         first, second, *others = self.own_experts or (0, 0)
         return {"true": self.own_experts, "none": (), "swapped": (second, first, *others)}[self.card]
 
-    @property
-    def router_config(self) -> RouterConfig:
-        """The router's settings, for rewards of requests and for these experts."""
-        return self.config.router.of_requests(self.told_experts)
-
     @cached_property
     def task_of(self) -> dict[Text, int]:
         """The true task of every text of the stream."""
@@ -182,15 +176,16 @@ class Bench(Conditions):
         return self._dense[folder]
 
 
-Parts: TypeAlias = tuple[Respond, Router]
-Builder: TypeAlias = Callable[[Bench, int], Parts]  # of a seed
+Make: TypeAlias = Callable[[Bench, int], Router]  # of a seed
+Responder: TypeAlias = Callable[[Bench], Respond]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A method before it is built."""
+    """A method before it is built: a router of blends, and what answers by them."""
 
-    build: Builder
+    router: Make = lambda bench, _: FixedBlend(*bench.sizes)
+    respond: Responder = lambda bench: bench.model.each
     learns: bool = False
     blends: bool = True  # whether what it serves is the merge of a blend
     panels: bool = False  # whether it can hold several models, as whatever learns and blends can
@@ -206,19 +201,14 @@ class Kind:
         return self.panels or (self.learns and self.blends)
 
 
-def _blending(make: Callable[[Bench, int], Router]) -> Builder:
-    """Serve the blends of a router, made for a bench and a seed."""
-    return lambda bench, seed: (bench.model.each, make(bench, seed))
-
-
-def _named(name: str) -> Builder:
-    return _blending(lambda bench, seed: build(name, *bench.sizes, seed=seed, config=bench.router_config))
+def _named(name: str) -> Make:
+    return lambda b, seed: build(name, *b.sizes, seed=seed, config=b.config.router.of_requests(b.told_experts))
 
 
 def _proportional(bench: Bench, _: int) -> Router:
     if bench.card == "none":
         raise ConfigError("proportional blends by the experts' tasks; leave it out, or --card none")
-    return build("proportional", *bench.sizes, config=bench.router_config)
+    return _named("proportional")(bench, 0)
 
 
 def _base(bench: Bench, _: int) -> Router:
@@ -249,36 +239,30 @@ def _best_known(bench: Bench, *, even: bool = False) -> Router:
     return BestKnown(K, V, blends=bench.known.blends, rewards=bench.known.rewards, mix=mix)
 
 
-def _one_expert_a_task(bench: Bench, _: int) -> Router:
-    return BestKnown(*bench.sizes, blends=np.eye(bench.sizes[0]), rewards=_own_blends(bench).T)
-
-
-def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
+def _merged(merge: Callable[[Moe, Probes], Any]) -> Responder:
     """Serve a merge that is no blend, made from the statistics of held rows."""
 
-    def build(bench: Bench, _: int) -> Parts:
+    def respond(bench: Bench) -> Respond:
         key = merge.__name__
         if key not in bench.model.kept:
             rows = bench.corpus.first_held(min(STATISTICS, *map(len, bench.corpus.held.values())))
             probes = probes_of(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
             bench.model.kept[key] = merge(bench.moe, probes)
-        return lambda _, __, texts: bench.model.of(key, texts), FixedBlend(*bench.sizes)
+        return lambda _, __, texts: bench.model.of(key, texts)
 
-    return build
+    return respond
 
 
-def _tagged(blends: Callable[[Bench], FloatArray]) -> Builder:
+def _tagged(blends: Callable[[Bench], FloatArray]) -> Responder:
     """Answer each request with the blend of its true task: one-hot blends (V, K) are the un-merged MoE."""
 
-    def build(bench: Bench, _: int) -> Parts:
+    def respond(bench: Bench) -> Respond:
         own = blends(bench)
+        return lambda _, __, texts: bench.model.each(
+            own, np.array([bench.task_of[text] for text in texts], np.intp), texts
+        )
 
-        def respond(_: FloatArray, __: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
-            return bench.model.each(own, np.array([bench.task_of[text] for text in texts], np.intp), texts)
-
-        return respond, FixedBlend(*bench.sizes)
-
-    return build
+    return respond
 
 
 def _own_blends(bench: Bench) -> FloatArray:
@@ -300,21 +284,22 @@ def _two_experts(bench: Bench) -> FloatArray:
 
 KINDS: dict[str, Kind] = {
     **{name: Kind(_named(name), learns=name in LEARNING) for name in ROUTERS},
-    "proportional": Kind(_blending(_proportional), panels=True),  # each expert at the share of its tasks
-    # the base alone, where it is an expert: the last one
-    "base": Kind(_blending(_base)),
+    "proportional": Kind(_proportional, panels=True),  # each expert at the share of its tasks
+    "base": Kind(_base),  # the base alone, where it is an expert: the last one
     # by the mix, a task without an expert by how much its past texts are like those of each expert's task
-    "similar": Kind(_blending(_similar)),
-    "fisher": Kind(_merged(fisher), blends=False),
-    "regmean": Kind(_merged(regmean), blends=False),
+    "similar": Kind(_similar),
+    "fisher": Kind(respond=_merged(fisher), blends=False),
+    "regmean": Kind(respond=_merged(regmean), blends=False),
     # the best surveyed blend: for all tasks alike, found with labels; and for every slot's true mix
-    "best-fixed": Kind(_blending(lambda b, _: _best_known(b, even=True)), surveyed=True, panels=True),
-    "best-per-slot": Kind(_blending(lambda b, _: _best_known(b)), told=True, surveyed=True, panels=True),
+    "best-fixed": Kind(lambda b, _: _best_known(b, even=True), surveyed=True, panels=True),
+    "best-per-slot": Kind(lambda b, _: _best_known(b), told=True, surveyed=True, panels=True),
     # with every request's true tag: two experts of the task merged, or the un-merged MoE
-    "task-merging": Kind(_tagged(_two_experts), told=True, surveyed=True, blends=False, tagged=True),
-    "tags": Kind(_tagged(_own_blends), told=True, blends=False, tagged=True),
+    "task-merging": Kind(respond=_tagged(_two_experts), told=True, surveyed=True, blends=False, tagged=True),
+    "tags": Kind(respond=_tagged(_own_blends), told=True, blends=False, tagged=True),
     # the un-merged MoE, each request to the expert of the task it is recognised as
-    "untagged": Kind(_blending(_one_expert_a_task), blends=False, whole=True),
+    "untagged": Kind(
+        lambda b, _: BestKnown(*b.sizes, blends=np.eye(b.sizes[0]), rewards=_own_blends(b).T), blends=False, whole=True
+    ),
 }
 
 
@@ -344,7 +329,7 @@ class ComparedMethod:
         K, _ = bench.sizes
         if not 1 <= self.models <= K:
             raise ConfigError(f"{self.name}: a panel holds 1 to {K} models (got {self.models})")
-        respond, router = self.kind.build(bench, seed)
+        respond, router = self.kind.respond(bench), self.kind.router(bench, seed)
         theirs: Any = getattr(router, "theirs", router)
         if self.models > 1 and "models" not in inspect.signature(theirs.ask).parameters:
             raise ConfigError(f"{self.name} cannot fill a panel: its ask takes no argument `models`")
@@ -421,10 +406,7 @@ def methods(texts: Sequence[str], *, models: Sequence[int] = (1,), merging: str 
 
 
 def _dense(folder: Path) -> Kind:
-    def build(bench: Bench, _: int) -> Parts:
-        return lambda _, __, texts: bench.holding(folder).of(DENSE, texts), FixedBlend(*bench.sizes)
-
-    return Kind(build, blends=False)
+    return Kind(respond=lambda bench: lambda _, __, texts: bench.holding(folder).of(DENSE, texts), blends=False)
 
 
 def _third_party(place: str) -> Kind:
@@ -437,5 +419,6 @@ def _third_party(place: str) -> Kind:
         said = f"{type(error).__name__}: {error}"
         raise ConfigError(f"method {place!r} cannot be imported ({said}); it must be package.module:Router") from None
     source = hashlib.sha256(inspect.getsource(sys.modules[module]).encode()).hexdigest()[:16]
-    own = _blending(lambda b, seed: OwnRouter(make, *b.sizes, seed=seed, own_experts=b.told_experts))
-    return Kind(own, learns=True, source=source)
+    return Kind(
+        lambda b, seed: OwnRouter(make, *b.sizes, seed=seed, own_experts=b.told_experts), learns=True, source=source
+    )

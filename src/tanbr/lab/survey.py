@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -100,9 +101,8 @@ def survey_to(
         known = 0 if done is None else len(done.blends)
         new = survey(model, held, blends=laid_out[known : known + STRETCH], recogniser=recogniser)
         if done is not None:
-            new = replace(
-                new, **{field: np.concatenate([getattr(done, field), getattr(new, field)]) for field in TABLES}
-            )
+            joined: Any = {name: np.concatenate([getattr(done, name), getattr(new, name)]) for name in TABLES}
+            new = replace(done, **joined)
         done = new
         done.save(unfinished, **about)
         report(len(done.blends), blends)

@@ -137,7 +137,7 @@ class StreamWorld:
         slot, labelled = learner.slot, self._credit == "labels"
         posteriors = seen.posteriors.astype(np.float32).astype(np.float64)  # as a server's store keeps them
         source, coming = "labels" if labelled else "feedback", self._coming[slot.number + self._delay]
-        for i in np.flatnonzero(teaches):
+        for i in np.flatnonzero(teaches).tolist():
             row, place, reward = rows[i], int(places[i]), float(earned[i])
             self._requests += 1
             key = self._requests.to_bytes(8, "big")
