@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from tanbr.lab.compare import Comparison
-from tanbr.lab.standings import BOUND, Standings
+from tanbr.lab.standings import BOUND, WINDOW, Standings
 from tanbr.types import FloatArray
 
 P = ParamSpec("P")
@@ -137,17 +137,15 @@ def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Fi
 
 
 @styled
-def rewards(
-    comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str], window: int = 20
-) -> Figure:
-    """Draw each method's reward so far and of the last `window` slots, averaged over the comparisons (one a seed)."""
+def rewards(comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str]) -> Figure:
+    """Draw each method's reward so far and of the last WINDOW slots, averaged over the comparisons (one a seed)."""
     canvas, (so_far, recent) = figure(height=5.0, rows=2)
     for method, line in lines(methods, bounds=bounds):
         reward = np.mean([comparison.rewards(method) for comparison in comparisons], axis=0)
         so_far.plot(np.cumsum(reward) / np.arange(1, len(reward) + 1), **line)
-        recent.plot(smooth(reward, window), **{**line, "label": None})
+        recent.plot(smooth(reward, WINDOW), **{**line, "label": None})
     so_far.set(title=f"Reward, mean of all slots so far (seeds: {len(comparisons)})")
-    recent.set(title=f"Reward, mean of the last {window} slots", xlabel="slot")
+    recent.set(title=f"Reward, mean of the last {WINDOW} slots", xlabel="slot")
     name_below(canvas)
     return canvas
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from tanbr.errors import ConfigError
 from tanbr.files import check_writable, write_atomically
 from tanbr.lab import jobs
+from tanbr.lab.corpus import Progress
 from tanbr.lab.jobs import Job, Kept
 from tanbr.lab.paper import fig6, online, table1, theorem1, tuned
 from tanbr.lab.paper.claim import VERDICTS, Claim, Findings, Part, Verdict
@@ -44,7 +45,6 @@ SCALE_WORDS = {
     "small": "small real models and GLUE",
     "paper": "the published size",
 }
-Moved: TypeAlias = Callable[[str, int, int, str], None]  # job, done, total, note
 
 
 def chosen(names: list[str]) -> list[Part]:
@@ -84,7 +84,7 @@ def reproduce(
     parts: Sequence[Part],
     setup: Setup,
     *,
-    moved: Moved = lambda *_: None,
+    moved: Progress = lambda *_: None,
     finished: Callable[[str, Kept], None] = lambda *_: None,
 ) -> Reproduction:
     """Run each missing job once (`moved` hears how far it is, `finished` its result), and judge the claims."""

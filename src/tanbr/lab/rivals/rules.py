@@ -2,7 +2,7 @@
 
 # ruff: noqa: ARG002, D102 - a policy is handed more than each rule needs
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,13 +16,6 @@ from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, Terms, TreeView, as_blend, as_task_mix
 
 Rule: TypeAlias = Callable[[Question, Readings, np.random.Generator], Decision]
-
-
-def proportional(mix: ArrayLike, *, own: Sequence[int], experts: int) -> Blend:
-    """Give every expert the share of its tasks in the mix (V,): a blend (K,); `own` names each task's expert (V,)."""
-    blend = np.zeros(experts)
-    np.add.at(blend, list(own), np.asarray(mix, dtype=np.float64))
-    return blend
 
 
 class RivalPolicy:

@@ -29,7 +29,6 @@ from tanbr.lab.rivals import ROUTERS, build
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import probes_of
 from tanbr.lab.rivals.regmean import regmean
-from tanbr.lab.rivals.rules import proportional
 from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, own_experts, write
 from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.objectives import Batch, Batches, Objective, objective_of
@@ -203,7 +202,8 @@ class ServedTuner(BlendTuner):
 
     def choose(self, task_mix: ArrayLike) -> Blend:
         """Give every expert the share of its tasks in the mix."""
-        return proportional(task_mix, own=self._own, experts=self.moe.num_experts)
+        shares = np.bincount(self._own, weights=np.asarray(task_mix), minlength=self.moe.num_experts)
+        return shares.astype(np.float64)
 
 
 class GatedTuner(Tuner):
@@ -234,10 +234,8 @@ def task_counts(batch: Batch, *, tasks: int) -> FloatArray:
 
 def rewards(losses: Tensor, batch: Batch, *, tasks: int) -> FloatArray:
     """Turn rows' losses (n,) into a reward per task (V,): exp(−mean loss), NaN for a task without rows."""
-    of = batch.tasks.cpu()
-    counts = torch.bincount(of, minlength=tasks)
-    sums = torch.zeros(tasks, dtype=torch.float64).index_add(0, of, losses.cpu().double())
-    result: FloatArray = torch.exp(-sums / counts).numpy()  # 0 / 0 is NaN
+    sums = torch.zeros(tasks, dtype=torch.float64).index_add(0, batch.tasks.cpu(), losses.cpu().double())
+    result: FloatArray = torch.exp(-sums / torch.from_numpy(task_counts(batch, tasks=tasks))).numpy()  # 0 / 0 is NaN
     return result
 
 
