@@ -118,10 +118,7 @@ def generated() -> Corpus:
 
 
 def of_data(place: Path | None, *, pool: int = 1_500, rehearse: bool = False) -> Corpus:
-    """Read a data set: held are 20% of train; requests are at most `pool` dev rows per task.
-
-    To `rehearse` leaves dev alone: the second half of the held rows are the requests.
-    """
+    """Read a data set; to `rehearse` leaves dev alone: the second half of the held rows are the requests."""
     if place is None:
         return generated()
     data = Dataset(place)

@@ -60,10 +60,9 @@ class StreamWorld:
         practice: int = 0,
         disjoint: bool = False,
     ) -> None:
-        """Answer by `answer`; what clients send back comes `delay` slots after the answer.
+        """Answer by `answer`; what clients send back comes `delay` slots later; `practice` requests a slot are tried.
 
-        After each slot about `practice` logged requests are answered by blends that are tried. With `disjoint` rewards
-        come for half of the rows, always the same, and what was earned is that of the other half.
+        With `disjoint` rewards come for half of the rows, always the same, and what was earned is the other half's.
         """
         self._answer, self.space, self._answering = answer, space, answering
         self._credit, self._delay, self._probes = credit, delay, list(probes)

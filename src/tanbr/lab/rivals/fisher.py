@@ -31,11 +31,7 @@ def fisher(moe: Moe, probes: Probes) -> Any:
 
 
 class FisherMean:
-    """One tensor's Σ_k F_k θ_k / Σ_k F_k, element by element.
-
-    Each expert's F is scaled to a mean of 1: one that is often in doubt has large gradients everywhere, and would
-    otherwise rule those that are sure.
-    """
+    """One tensor's Σ_k F_k θ_k / Σ_k F_k; each F is scaled to a mean of 1, or experts in doubt would rule."""
 
     def __init__(self) -> None:
         self._weighted: Tensor | int = 0

@@ -107,10 +107,7 @@ def train_ancestor(course: Course, *, out: Path) -> Path:
 
 
 def aligned(inputs: dict[str, Tensor], meanings: Tensor, *, end: int | None = None) -> Tensor:
-    """Label tokens (n, length): 1 if the meaning occurs in the other text, 0 if not, −1 where there is no pair.
-
-    Where inputs do not say which text a token is of, every text ends with the token `end`.
-    """
+    """Label tokens (n, length): 1 if the meaning is in the other text (texts end with `end`), 0 if not, −1: no pair."""
     real = inputs["attention_mask"].bool()
     if "token_type_ids" in inputs:
         segment = inputs["token_type_ids"]

@@ -113,10 +113,7 @@ class ExpertViews(nn.Module):
         return merged.requires_grad_(own[0].requires_grad)
 
     def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
-        """Write the MoE to the new folder `out`, with its card: a task an expert. Training started from `dense`.
-
-        One expert alone is a dense model, and is written as that.
-        """
+        """Write the MoE that started from `dense` to the folder `out`, with its card; one expert as a dense model."""
         if len(self) == 1:
             return write(self.view(0), out, dense, card=Card(tuple(tasks)))
         stacked = {name: torch.stack([self.weights(k)[name].detach() for k in range(len(self))]) for name in self.names}

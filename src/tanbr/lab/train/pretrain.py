@@ -83,10 +83,7 @@ class Course:
     def backward(
         self, experts: ExpertViews, step: int, *, rows: Mapping[str, int], blends: FloatArray | None = None
     ) -> dict[str, float]:
-        """Leave the gradients of a step's batches, each task's through its own expert (or the one there is).
-
-        A task has `rows` of a batch, or the settings' number of them. Gives the tasks' losses.
-        """
+        """Leave the gradients of a step's batches, each task's through its own expert; give the tasks' losses."""
         tasks, V = self.objective.space.tasks, len(self.objective.space.tasks)
 
         def share(batch: Batch, view: Any) -> Tensor:
