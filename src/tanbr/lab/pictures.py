@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from tanbr.lab.compare import Comparison
-from tanbr.lab.standings import BOUND, WINDOW, Standings
+from tanbr.lab.standings import BOUND, Standings
 from tanbr.types import FloatArray
 
 P = ParamSpec("P")
@@ -25,6 +25,7 @@ LINES = (  # methods; no picture has more lines
 )  # fmt: skip
 AREAS = ("#8dd3c7", "#f6d55c", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5")  # tasks and experts
 MOST = len(LINES)
+WINDOW = 20  # slots over which a reward is averaged
 LONG = 18  # letters of a name of which three do not fit on a line
 INK = "#454b58"  # axes and words; in a page they take its own colour
 STYLE = {

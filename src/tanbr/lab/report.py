@@ -15,7 +15,7 @@ from tanbr.files import write_atomically
 from tanbr.lab import pictures
 from tanbr.lab.compare import Comparison
 from tanbr.lab.jobs import commit
-from tanbr.lab.standings import SHARE, WINDOW, Standings
+from tanbr.lab.standings import Standings
 
 Laid = tuple[str, list[str], list[list[str]]]  # title, header, rows
 
@@ -114,21 +114,20 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def lay_out(standings: Standings) -> Iterator[Laid]:
-    """Lay out rewards, the first method above each rival, how soon, the monitor's share, and the tasks' metrics."""
+    """Lay out rewards, the first method above each rival, and the tasks' own metrics."""
     late, seeds = standings.late, list(standings.comparisons)
-    header = ["method", "reward", f"from slot {late} on", "regret per slot", "slots to 95%", "merges"]
-    if "tags" in standings.methods:
-        header.append("share of tags")
+    header = ["method", "reward", f"from slot {late} on", "regret per slot", "merges"]
     rows = []
     for method in standings.methods:
-        reach = ", ".join("never" if slot is None else str(slot) for slot in standings.slots_to_share(method))
         regret = standings.above(standings.best, method).mean
-        cells = [str(standings.reward(method)), str(standings.reward(method, after=late)), f"{regret:.3f}", reach]
+        cells = [str(standings.reward(method)), str(standings.reward(method, after=late)), f"{regret:.3f}"]
         rows.append([method, *cells, f"{np.mean(standings.merges(method)):.0f}"])
-        if "tags" in standings.methods:
-            rows[-1].append(f"{100 * np.mean(standings.ratio(method, 'tags')):.1f}%")
-    note = f"slots to 95%: from which, per seed, {WINDOW} slots earn {SHARE:.0%} of “{standings.best}”, as for regret"
-    yield f"Reward in [0, 1], mean and 95% interval over {len(seeds)} seeds and their slots; {note}", header, rows
+        if (share := standings.of_tags(method)) is not None:
+            rows[-1].append(f"{100 * np.mean(share):.1f}%")
+    if "tags" in standings.methods:
+        header.append("share of tags")
+    title = f"Reward in [0, 1], mean and 95% interval over {len(seeds)} seeds and their slots"
+    yield f"{title}; regret is against “{standings.best}”", header, rows
 
     for own in standings.variants:
         rows = []
@@ -141,14 +140,6 @@ def lay_out(standings: Standings) -> Iterator[Laid]:
             header = [f"{own} above", "all slots", f"from slot {late} on", *(f"… seed {seed}" for seed in seeds)]
             title = "Points above each rival on the same requests (95% interval over blocks of slots)"
             yield title, [*header, "± over seeds"], rows
-
-    rows = []
-    for method in standings.with_oracle:
-        ratios, error = standings.ratio(method, f"{method}+oracle"), np.mean(standings.forecast_error(method))
-        rows.append([method, f"{np.mean(ratios):.3f}", ", ".join(f"{r:.3f}" for r in ratios), f"{error:.3f}"])
-    if rows:
-        title = "Reward with the monitor's mix over that with the true one"
-        yield title, ["method", "ratio", "per seed", "L1 error of ψ"], rows
 
     rows = []
     for method in standings.methods:
