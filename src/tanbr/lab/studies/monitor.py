@@ -121,10 +121,7 @@ def rivals(data: Data, per_task: int, drawn: Sequence[NDArray[np.int64]]) -> dic
     except ImportError:
         return found
     quantifiers = {
-        "EMQ": aggregative.EMQ(LogisticRegression()),
         "EMQ, calibrated": aggregative.EMQ(LogisticRegression(), calib="bcts", val_split=5),
-        "ACC": aggregative.ACC(LogisticRegression()),
-        "PACC": aggregative.PACC(LogisticRegression()),
         "KDEy-ML": aggregative.KDEyML(LogisticRegression()),
     }
     held_out = cross_val_predict(model, inputs, labels, cv=5, method="predict_proba")
@@ -132,7 +129,7 @@ def rivals(data: Data, per_task: int, drawn: Sequence[NDArray[np.int64]]) -> dic
         # `quantifier.fit` would train the classifier and make the same held-out predictions once for each of them
         quantifier.classifier = model
         quantifier.train_prevalence = np.bincount(labels) / len(labels)
-        quantifier.aggregation_fit(held_out.argmax(axis=1) if name == "ACC" else held_out, labels)
+        quantifier.aggregation_fit(held_out, labels)
         predicted = np.asarray(quantifier.classify(live))
         found[f"QuaPy {name}"] = [np.asarray(quantifier.aggregate(predicted[at])) for at in drawn]
     return found
