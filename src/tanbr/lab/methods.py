@@ -70,7 +70,7 @@ class Conditions:
 
 
 class Answers:
-    """One model for all methods, and every answer it has given: each text once under a blend, whoever chose it."""
+    """One model for all methods, and every answer it has given: each text once under a blend."""
 
     def __init__(self, model: DenseModel) -> None:
         self.model = model
