@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification
 
 from lab.copies import copy
 from tanbr.errors import CheckpointError
-from tanbr.lab.answers import Answers
+from tanbr.lab.methods import Answers
 from tanbr.lab.tasks import glue, tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe

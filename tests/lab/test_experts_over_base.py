@@ -35,10 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for task, expert in zip(TASKS, own, strict=True):
         model = moe.dense(np.eye(8)[expert])
         kept = [columns.index(name) for name in task.labels or (task.name,)]
-        model.classifier.weight.data, model.classifier.bias.data = (
-            model.classifier.weight.data[kept],
-            model.classifier.bias.data[kept],
-        )
+        for part in (model.classifier.weight, model.classifier.bias):
+            part.data = part.data[kept]
         model.config.id2label = dict(enumerate(task.labels or (task.name,)))
         model.config.label2id = {name: column for column, name in model.config.id2label.items()}
         model.save_pretrained(place / task.name)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
-from lab.test_standings import outcome, standings
+from lab.test_standings import outcome
 from tanbr.lab import pictures
 from tanbr.lab.compare import Comparison
-from tanbr.lab.report import lay_out, markdown, write, write_report
+from tanbr.lab.report import write, write_report
 from tanbr.lab.standings import Standings
 from tanbr.router import Tanbr
 from tanbr.types import SlotRecord
@@ -59,17 +59,6 @@ def test_a_real_browser_shows_it(report: Path, browser: Browser, width: int, sch
     assert page.locator(".wide").evaluate("box => box.scrollWidth <= box.clientWidth")  # nor in the table
     assert not problems
     page.close()
-
-
-def test_the_tables_hold_every_method() -> None:
-    s = standings()
-    titles = [title for title, *_ in lay_out(s)]
-    assert len(titles) == 4
-    page = markdown(s, command="tanbr simulate")
-    assert "`tanbr simulate`" in page
-    assert all(page.count(f"| {method} |") >= 2 for method in s.methods)
-    assert "| 29, 29 |" in page
-    assert "never, never" in page
 
 
 def test_one_slot_of_one_method_in_which_a_task_never_came(tmp_path: Path) -> None:

@@ -63,12 +63,21 @@ def test_what_is_there_is_not_run_again(study: Study, done: tuple[Path, list[Out
         np.testing.assert_array_equal(one.figures, other.figures)
 
 
-def test_results_of_other_settings_are_not_mixed(study: Study, done: tuple[Path, list[Outcome]]) -> None:
+def test_results_of_other_settings_and_corrupt_ones_are_refused(
+    study: Study, done: tuple[Path, list[Outcome]], tmp_path: Path
+) -> None:
     out, _ = done
     with pytest.raises(StateError, match="belongs to a run with other settings"):
         simulate(replace(study, alpha=0.1), ["average"], [0], out=out)
     facts = json.loads(place(out, "tanbr").read_text())["facts"]
     assert "/" not in json.dumps(facts)  # no place of a machine
+    with pytest.raises(DataError, match="tanbr survey"):
+        simulate(replace(study, survey=None), ["best-fixed"], [0], out=tmp_path)
+    place(tmp_path, "average").parent.mkdir()
+    for broken in ('{"seed": 0}', "[" * 100_000):
+        place(tmp_path, "average").write_text(broken)
+        with pytest.raises(StateError, match="holds no result"):
+            simulate(study, ["average"], [0], out=tmp_path)
 
 
 MINE = """
@@ -174,18 +183,6 @@ def test_a_dense_checkpoint_that_does_not_fit_is_refused(study: Study, tmp_path:
         simulate(few, [name], [0], out=tmp_path)
     with pytest.raises(CheckpointError, match=r"is not built like the merged .*: .* does not fit"):
         simulate(few, [f"dense:{study.checkpoint}"], [0], out=tmp_path)
-    with pytest.raises(CheckpointError, match="is not a folder"):
-        simulate(few, ["dense:nowhere"], [0], out=tmp_path)
-
-
-def test_a_missing_survey_and_a_corrupt_result_are_named(study: Study, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="tanbr survey"):
-        simulate(replace(study, survey=None), ["best-fixed"], [0], out=tmp_path)
-    place(tmp_path, "average").parent.mkdir()
-    for broken in ('{"seed": 0}', "[" * 100_000):
-        place(tmp_path, "average").write_text(broken)
-        with pytest.raises(StateError, match="holds no result"):
-            simulate(study, ["average"], [0], out=tmp_path)
 
 
 def test_tags_follow_the_checkpoint_and_not_the_order_of_the_tasks(study: Study, tmp_path: Path) -> None:

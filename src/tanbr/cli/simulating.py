@@ -99,20 +99,8 @@ def demo(
 
 
 def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
-    header = ["method", f"last {tail} slots", "all slots", "regret per slot", f"… last {tail}", "merges"]
-    rows = [
-        [
-            method,
-            f"{row['tail_reward']:.3f} ± {row['tail_reward_se']:.3f}",
-            f"{row['reward']:.3f} ± {row['reward_se']:.3f}",
-            f"{row['regret_per_slot']:.3f}",
-            f"{row['tail_regret_per_slot']:.3f}",
-            str(row["merges"]),
-        ]
-        for method, row in so_far.summary(tail=tail).items()
-    ]
     title = f"reward in [0, 1] (± one standard error over slots), regret against “{so_far.best}”"
-    return fitted(title, header, rows, subject=next(iter(so_far.records)))
+    return fitted(title, *so_far.table(tail=tail), subject=next(iter(so_far.records)))
 
 
 @app.command(

@@ -29,8 +29,7 @@ class Told:
 class Oracle:
     """A mix source that is told the true mixes (T, V), every text's task, or both; a monitor says the rest.
 
-    It bounds what a router can earn, and separates errors of the mix from errors of single requests. Without a monitor
-    or tasks all requests are like the mix.
+    Without a monitor or tasks all requests are like the mix.
     """
 
     def __init__(
@@ -112,6 +111,19 @@ class Comparison:
             }
         return table
 
+    def table(self, *, tail: int) -> tuple[list[str], list[list[str]]]:
+        """Lay the summary out: header and rows."""
+        header = ["method", f"last {tail} slots", "all slots", "regret per slot", f"… last {tail}", "merges"]
+        rows = [
+            [
+                method, f"{row['tail_reward']:.3f} ± {row['tail_reward_se']:.3f}",
+                f"{row['reward']:.3f} ± {row['reward_se']:.3f}", f"{row['regret_per_slot']:.3f}",
+                f"{row['tail_regret_per_slot']:.3f}", str(row["merges"]),
+            ]
+            for method, row in self.summary(tail=tail).items()
+        ]  # fmt: skip
+        return header, rows
+
     def paired(self, method: str, rival: str, *, tail: int = 100) -> tuple[float, float]:
         """Mean and standard error of the reward above a rival's over the last `tail` slots, on the same requests."""
         difference = (self.rewards(method) - self.rewards(rival))[-tail:]
@@ -136,10 +148,7 @@ def compare(
     watch: Callable[[Comparison, SlotRequests], None] | None = None,
     collect: Callable[[Sequence[Row], FloatArray], None] | None = None,
 ) -> Comparison:
-    """Let every method serve the same requests.
-
-    `watch` sees the comparison so far after every slot, `collect` what each method answered (n,) to a slot's rows.
-    """
+    """Let every method serve the same requests; `watch` sees every slot, `collect` each method's answers (n,) to it."""
     result = Comparison(mixes=traffic.mixes, records={method: [] for method in contestants}, best=best)
     for slot in traffic:
         for method, contestant in contestants.items():

@@ -1,7 +1,4 @@
-"""The labelled rows of an experiment, in two parts that never meet: what may be known beforehand, and the requests.
-
-Rows are generated, GLUE's (its folder, or the hub), or from files of your own: `--data` is read here.
-"""
+"""The labelled rows of an experiment: generated, GLUE's (its folder, or the hub), or from files of your own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,10 +27,7 @@ HISTORY = 500  # texts per task that a monitor has read beforehand
 
 @dataclass(frozen=True)
 class Dataset:
-    """Tasks whose rows are in three parts: to train on, held back, and for requests and figures alone.
-
-    They are GLUE's (its folder, or "hub"), of files of your own, or generated where no place is named.
-    """
+    """Tasks whose rows are in three parts: to train on, held back, and for requests and figures alone."""
 
     place: str | Path | None = None
 
@@ -56,11 +50,7 @@ class Dataset:
         return tiny.TASKS if self.place is None else glue.TASKS if self._own is None else self._own.tasks
 
     def divided(self) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
-        """Divide what is for training as the paper does: 80% of each task to train on, 20% held back.
-
-        They are always the same rows. The held ones are for surveys, the monitor's history and the statistics of
-        merges.
-        """
+        """Divide what is for training as the paper does: of each task 80% to train on, 20% held back."""
         if self.place is None:
             return _generated(TRAINED, seed=0), _generated(GENERATED, seed=HELD_SEED)
         rows = glue.load(self.place) if self._own is None else self._own.rows
@@ -128,11 +118,7 @@ def generated() -> Corpus:
 
 
 def of_data(place: Path | None, *, pool: int = 1_500, rehearse: bool = False) -> Corpus:
-    """Read a data set: held are 20% of train, which training left alone; requests are at most `pool` dev rows per task.
-
-    To `rehearse` leaves dev alone: the second half of the held rows are the requests. The generated tasks have held
-    rows and requests of their own, always the same.
-    """
+    """Read a data set; to `rehearse` leaves dev alone: the second half of the held rows are the requests."""
     if place is None:
         return generated()
     data = Dataset(place)

@@ -1,7 +1,4 @@
-"""The whole idea in two minutes: drifting untagged traffic on the embedded model, next to its rivals and a bound.
-
-Both the router and the best fixed blend are there twice: with one merged model, and with a panel of two.
-"""
+"""The whole idea in two minutes: drifting untagged traffic on the embedded model, next to its rivals and a bound."""
 
 import json
 from collections.abc import Callable

@@ -29,10 +29,7 @@ class Drive:
 def drive(
     client: Client, stream: Traffic, *, space: LabelSpace, batch: int = 16, rate: float | None = None
 ) -> Iterator[Drive]:
-    """Send a stream slot by slot, `batch` texts in a request, and feedback for the answers, which names no task.
-
-    With `rate`, at most so many texts a second are sent.
-    """
+    """Send a stream slot by slot, `batch` texts in a request and `rate` a second, then feedback that names no task."""
     model = client.state()["model"]
     pace = Pace(rate)
     for slot in stream:

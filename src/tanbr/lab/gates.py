@@ -1,7 +1,4 @@
-"""Learned gates: fresh ones for a model that has none, what they say during a pass, and three rivals that train them.
-
-`docs/baselines.md` names their papers, and says what differs here.
-"""
+"""Learned gates, what they say during a pass, and three rivals that train them: see `docs/baselines.md`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -46,11 +43,7 @@ def gates_of(model: nn.Module) -> list[nn.Linear]:
 
 
 class Gated(nn.Module, ABC):
-    """A model's gates, and how they learn from labelled batches.
-
-    The module's own parameters are only what the model does not hold (a baseline, say), so that both can be saved
-    side by side; `trained` lists the gates as well.
-    """
+    """A model's gates, and how they learn; parameters of the module itself are what the model does not hold."""
 
     routing: Routing  # of every token, in training as when served
     balance = BALANCE

@@ -1,8 +1,4 @@
-"""Resumable jobs: each result is a JSON file of its own, written whole or not at all, with what it depends on.
-
-A run that was stopped goes on with the jobs that are missing. A result of other settings is refused; a result of
-another commit is kept and said to be so.
-"""
+"""Resumable jobs: each result is a JSON file of its own, with what it depends on; one of other settings is refused."""
 
 import json
 import subprocess

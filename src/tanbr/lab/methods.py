@@ -22,9 +22,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.lab.answers import Answers
 from tanbr.lab.compare import Oracle
 from tanbr.lab.corpus import Corpus
 from tanbr.lab.rivals import LEARNING, ROUTERS, BestKnown, FixedBlend, Proportional, build, did_you_mean
@@ -34,19 +34,18 @@ from tanbr.lab.rivals.regmean import regmean
 from tanbr.lab.settings import Config
 from tanbr.lab.survey import survey_path
 from tanbr.lab.train.checkpoints import card_of, own_experts
-from tanbr.lab.world import Answering, Contestant, Credit, Respond, StreamWorld
+from tanbr.lab.world import Contestant, Credit, Respond, StreamWorld
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
 from tanbr.monitor import Monitor
-from tanbr.router.config import RouterConfig
 from tanbr.router.own import OwnRouter
 from tanbr.serve.backends.choose import Precision
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.survey import Survey
 from tanbr.tasks.metrics import Answer
-from tanbr.types import AnswersBy, FloatArray, Router, Text
+from tanbr.types import AnswersBy, Blend, FloatArray, Router, Text
 
 AVERAGE = "average"
 DENSE = "dense:"  # before the folder of a dense checkpoint
@@ -54,30 +53,61 @@ PRACTICE = 320  # a tenth of a core's time in slots of 20 seconds, at the 160 te
 Card: TypeAlias = Literal["true", "none", "swapped"]
 SIMILAR = 200  # past texts of a task that are compared with others'
 STATISTICS = 64  # held rows per task behind the statistics of fisher and regmean
-KNOWLEDGE = (
-    "probes",
-    "survey",
-    "oracle",
-    "recognised",
-    "unpractised",
-)  # that may follow a name, in the order of results'
+KNOWLEDGE = ("probes", "survey", "oracle", "recognised", "unpractised")  # that may follow a name, in this order
 STARTS = {"probes", "survey"}  # what is learned before the first slot
 
 
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What clients send, what routers are told, and how models compute."""
+
+    answers: AnswersBy = "labels"
+    rewards: Credit = "labels"  # what clients send back
+    card: Card = "true"  # what routers are told of experts and tasks: the truth, nothing, or two tasks the wrong way
+    practice: int = PRACTICE  # logged requests a slot that routers which practise try blends on
+    disjoint: bool = False  # rewards come for half of the rows, and the figures count the other half
+    precision: Precision = "fp32"  # of the arithmetic of all models
+
+
+class Answers:
+    """One model for all methods, and every answer it has given: each text once under a blend."""
+
+    def __init__(self, model: DenseModel) -> None:
+        self.model = model
+        self.kept: dict[str, nn.Module] = {}  # merges that are no blend, by name
+        self._known: dict[bytes | str, dict[Text, Answer]] = {}
+        self._held: bytes | str | None = None  # what the model holds now
+
+    def of(self, what: Blend | str, texts: Sequence[Text]) -> list[Answer]:
+        """Answer texts with a blend (K,), or with a merge that is kept under a name."""
+        key = what if isinstance(what, str) else what.tobytes()
+        known = self._known.setdefault(key, {})
+        new = list(dict.fromkeys(text for text in texts if text not in known))
+        if new:
+            if key != self._held:
+                self._held = None  # an exception on the way leaves the model in doubt
+                self.model.put(self.kept[what]) if isinstance(what, str) else self.model.swap(what)
+                self._held = key
+            known.update(zip(new, self.model.answers(new), strict=True))
+        return [known[text] for text in texts]
+
+    def each(self, blends: Sequence[Blend] | FloatArray, of: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
+        """Answer text i with the blend whose number is of[i]."""
+        found: dict[Text, Answer] = {}
+        for number in np.unique(of):
+            own = [text for text, one in zip(texts, of, strict=True) if one == number]
+            found |= zip(own, self.of(blends[number], own), strict=True)
+        return [found[text] for text in texts]
+
+
 @dataclass(frozen=True, eq=False)
-class Bench:
+class Bench(Conditions):
     """What all methods of a process share."""
 
     moe: Moe
     corpus: Corpus
     config: Config
     surveys: Path | None = None  # the survey of averages; those of other methods lie beside it
-    answers_by: AnswersBy = "labels"
-    credit: Credit = "labels"  # what clients send back
-    card: Card = "true"  # what routers are told of experts and tasks: the truth, nothing, or two tasks the wrong way
-    practice: int = PRACTICE  # logged requests a slot that routers which practise try blends on
-    disjoint: bool = False  # rewards come for half of the rows, and the figures count the other half
-    precision: Precision = "fp32"  # of the arithmetic of all models
     _others: dict[str, "Bench"] = field(default_factory=dict, init=False)
     _dense: dict[Path, Answers] = field(default_factory=dict, init=False)
 
@@ -94,16 +124,16 @@ class Bench:
         """The survey of blends that are merged as here, if there is one."""
         if self.surveys is None:
             return None
-        path = survey_path(self.surveys, str(self.moe.method), answers_by=self.answers_by)
+        path = survey_path(self.surveys, str(self.moe.method), answers_by=self.answers)
         if not path.exists():
             return None
-        return Survey.load(path).check(self.moe, self.corpus.tasks, path, answers_by=self.answers_by)
+        return Survey.load(path).check(self.moe, self.corpus.tasks, path, answers_by=self.answers)
 
     @property
     def known(self) -> Survey:
         """The survey; refused where there is none."""
         if self.survey is None:
-            asked = {"method": str(self.moe.method), "answers": self.answers_by}
+            asked = {"method": str(self.moe.method), "answers": self.answers}
             words = "".join(f" --{name} {value}" for name, value in asked.items() if value not in (AVERAGE, "labels"))
             raise DataError(
                 f"best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey{words}`"
@@ -126,23 +156,13 @@ class Bench:
         first, second, *others = self.own_experts or (0, 0)
         return {"true": self.own_experts, "none": (), "swapped": (second, first, *others)}[self.card]
 
-    @property
-    def router_config(self) -> RouterConfig:
-        """The router's settings, for rewards of requests and for these experts."""
-        return self.config.router.of_requests(self.told_experts)
-
     @cached_property
     def task_of(self) -> dict[Text, int]:
         """The true task of every text of the stream."""
         return {row.text: v for v, task in enumerate(self.corpus.tasks) for row in self.corpus.stream[task.name]}
 
-    @property
-    def answering(self) -> Answering | None:
-        """How a model's answers are read: as given, or weighed by the posterior."""
-        return None if self.answers_by == "labels" else self.corpus.space.by_posterior
-
     @cached_property
-    def answers(self) -> Answers:
+    def model(self) -> Answers:
         """The one model, and every answer it has given."""
         return Answers(DenseModel(self.moe, self.corpus.space, precision=self.precision))
 
@@ -156,15 +176,16 @@ class Bench:
         return self._dense[folder]
 
 
-Parts: TypeAlias = tuple[Respond, Router]
-Builder: TypeAlias = Callable[[Bench, int], Parts]  # of a seed
+Make: TypeAlias = Callable[[Bench, int], Router]  # of a seed
+Responder: TypeAlias = Callable[[Bench], Respond]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A method before it is built."""
+    """A method before it is built: a router of blends, and what answers by them."""
 
-    build: Builder
+    router: Make = lambda bench, _: FixedBlend(*bench.sizes)
+    respond: Responder = lambda bench: bench.model.each
     learns: bool = False
     blends: bool = True  # whether what it serves is the merge of a blend
     panels: bool = False  # whether it can hold several models, as whatever learns and blends can
@@ -180,26 +201,20 @@ class Kind:
         return self.panels or (self.learns and self.blends)
 
 
-def _blending(make: Callable[[Bench, int], Router]) -> Builder:
-    """Serve the blends of a router, made for a bench and a seed."""
-    return lambda bench, seed: (bench.answers.each, make(bench, seed))
-
-
-def _named(name: str) -> Builder:
-    return _blending(lambda bench, seed: build(name, *bench.sizes, seed=seed, config=bench.router_config))
+def _named(name: str) -> Make:
+    return lambda b, seed: build(name, *b.sizes, seed=seed, config=b.config.router.of_requests(b.told_experts))
 
 
 def _proportional(bench: Bench, _: int) -> Router:
     if bench.card == "none":
         raise ConfigError("proportional blends by the experts' tasks; leave it out, or --card none")
-    return build("proportional", *bench.sizes, config=bench.router_config)
+    return _named("proportional")(bench, 0)
 
 
 def _base(bench: Bench, _: int) -> Router:
-    K, V = bench.sizes
     if not bench.moe.source.with_base:
         raise ConfigError("base needs experts over a base that may take weight (base = true in the list of experts)")
-    return FixedBlend(K, V, blend=np.eye(K)[K - 1])
+    return FixedBlend(*bench.sizes, blend=np.eye(bench.sizes[0])[-1])
 
 
 def _similar(bench: Bench, _: int) -> Router:
@@ -208,13 +223,12 @@ def _similar(bench: Bench, _: int) -> Router:
     if not of:
         raise ConfigError(f"similar needs the tasks of experts, and {bench.moe.path} does not name them")
     monitor = Monitor(list(of), config=bench.config.monitor)
+    texts = {name: [row.text for row in bench.corpus.held[name][:SIMILAR]] for name in names}
     for name in of:
-        texts = [row.text for row in bench.corpus.held[name][:SIMILAR]]
-        monitor.learn(texts, [name] * len(texts))
+        monitor.learn(texts[name], [name] * len(texts[name]))
     own = np.zeros((V, K))
     for v, name in enumerate(names):
-        texts = [row.text for row in bench.corpus.held[name][:SIMILAR]]
-        like = monitor.snapshot().recognise(texts).posteriors.mean(axis=0)
+        like = monitor.snapshot().recognise(texts[name]).posteriors.mean(axis=0)
         own[v, list(of.values())] = np.array([one == name for one in of]) if name in of else like
     return Proportional(K, V, own=own)
 
@@ -225,36 +239,30 @@ def _best_known(bench: Bench, *, even: bool = False) -> Router:
     return BestKnown(K, V, blends=bench.known.blends, rewards=bench.known.rewards, mix=mix)
 
 
-def _one_expert_a_task(bench: Bench, _: int) -> Router:
-    return BestKnown(*bench.sizes, blends=np.eye(bench.sizes[0]), rewards=_own_blends(bench).T)
-
-
-def _merged(merge: Callable[[Moe, Probes], Any]) -> Builder:
+def _merged(merge: Callable[[Moe, Probes], Any]) -> Responder:
     """Serve a merge that is no blend, made from the statistics of held rows."""
 
-    def build(bench: Bench, _: int) -> Parts:
+    def respond(bench: Bench) -> Respond:
         key = merge.__name__
-        if key not in bench.answers.kept:
+        if key not in bench.model.kept:
             rows = bench.corpus.first_held(min(STATISTICS, *map(len, bench.corpus.held.values())))
             probes = probes_of(bench.moe, rows, space=bench.corpus.space, own=bench.own_experts)
-            bench.answers.kept[key] = merge(bench.moe, probes)
-        return lambda _, __, texts: bench.answers.of(key, texts), FixedBlend(*bench.sizes)
+            bench.model.kept[key] = merge(bench.moe, probes)
+        return lambda _, __, texts: bench.model.of(key, texts)
 
-    return build
+    return respond
 
 
-def _tagged(blends: Callable[[Bench], FloatArray]) -> Builder:
+def _tagged(blends: Callable[[Bench], FloatArray]) -> Responder:
     """Answer each request with the blend of its true task: one-hot blends (V, K) are the un-merged MoE."""
 
-    def build(bench: Bench, _: int) -> Parts:
+    def respond(bench: Bench) -> Respond:
         own = blends(bench)
+        return lambda _, __, texts: bench.model.each(
+            own, np.array([bench.task_of[text] for text in texts], np.intp), texts
+        )
 
-        def respond(_: FloatArray, __: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
-            return bench.answers.each(own, np.array([bench.task_of[text] for text in texts], np.intp), texts)
-
-        return respond, FixedBlend(*bench.sizes)
-
-    return build
+    return respond
 
 
 def _own_blends(bench: Bench) -> FloatArray:
@@ -276,21 +284,22 @@ def _two_experts(bench: Bench) -> FloatArray:
 
 KINDS: dict[str, Kind] = {
     **{name: Kind(_named(name), learns=name in LEARNING) for name in ROUTERS},
-    "proportional": Kind(_blending(_proportional), panels=True),  # each expert at the share of its tasks
-    # the base alone, where it is an expert: the last one
-    "base": Kind(_blending(_base)),
+    "proportional": Kind(_proportional, panels=True),  # each expert at the share of its tasks
+    "base": Kind(_base),  # the base alone, where it is an expert: the last one
     # by the mix, a task without an expert by how much its past texts are like those of each expert's task
-    "similar": Kind(_blending(_similar)),
-    "fisher": Kind(_merged(fisher), blends=False),
-    "regmean": Kind(_merged(regmean), blends=False),
+    "similar": Kind(_similar),
+    "fisher": Kind(respond=_merged(fisher), blends=False),
+    "regmean": Kind(respond=_merged(regmean), blends=False),
     # the best surveyed blend: for all tasks alike, found with labels; and for every slot's true mix
-    "best-fixed": Kind(_blending(lambda b, _: _best_known(b, even=True)), surveyed=True, panels=True),
-    "best-per-slot": Kind(_blending(lambda b, _: _best_known(b)), told=True, surveyed=True, panels=True),
+    "best-fixed": Kind(lambda b, _: _best_known(b, even=True), surveyed=True, panels=True),
+    "best-per-slot": Kind(lambda b, _: _best_known(b), told=True, surveyed=True, panels=True),
     # with every request's true tag: two experts of the task merged, or the un-merged MoE
-    "task-merging": Kind(_tagged(_two_experts), told=True, surveyed=True, blends=False, tagged=True),
-    "tags": Kind(_tagged(_own_blends), told=True, blends=False, tagged=True),
+    "task-merging": Kind(respond=_tagged(_two_experts), told=True, surveyed=True, blends=False, tagged=True),
+    "tags": Kind(respond=_tagged(_own_blends), told=True, blends=False, tagged=True),
     # the un-merged MoE, each request to the expert of the task it is recognised as
-    "untagged": Kind(_blending(_one_expert_a_task), blends=False, whole=True),
+    "untagged": Kind(
+        lambda b, _: BestKnown(*b.sizes, blends=np.eye(b.sizes[0]), rewards=_own_blends(b).T), blends=False, whole=True
+    ),
 }
 
 
@@ -320,7 +329,7 @@ class ComparedMethod:
         K, _ = bench.sizes
         if not 1 <= self.models <= K:
             raise ConfigError(f"{self.name}: a panel holds 1 to {K} models (got {self.models})")
-        respond, router = self.kind.build(bench, seed)
+        respond, router = self.kind.respond(bench), self.kind.router(bench, seed)
         theirs: Any = getattr(router, "theirs", router)
         if self.models > 1 and "models" not in inspect.signature(theirs.ask).parameters:
             raise ConfigError(f"{self.name} cannot fill a panel: its ask takes no argument `models`")
@@ -333,11 +342,9 @@ class ComparedMethod:
         own = bench.told_experts if self.kind.learns else ()
         return Contestant(
             StreamWorld(
-                respond,
-                bench.corpus.space,
-                answering=bench.answering,
-                credit=bench.credit,
-                disjoint=bench.disjoint,
+                respond, bench.corpus.space,
+                answering=bench.corpus.space.by_posterior if bench.answers == "posterior" else None,
+                credit=bench.rewards, disjoint=bench.disjoint,
                 practice=0 if "unpractised" in self.knows else bench.practice,
             ),
             router,
@@ -345,12 +352,12 @@ class ComparedMethod:
             start=StartBlend(None, experts=K, own_experts=own),
             models=K if self.kind.whole else self.models,
             config=LoopConfig(explore="careful" if self.kind.learns else "always"),
-        )
+        )  # fmt: skip
 
     def _mix_source(self, bench: Bench, mixes: FloatArray, seed: int) -> Any:
         told, recognised = self.kind.told or "oracle" in self.knows, self.kind.tagged or "recognised" in self.knows
         monitor = None
-        if not told or (not recognised and (self.models > 1 or bench.answers_by == "posterior")):
+        if not told or (not recognised and (self.models > 1 or bench.answers == "posterior")):
             monitor = bench.corpus.taught_monitor(bench.config.monitor, seed=seed)
         if not told and not recognised:
             return monitor
@@ -358,10 +365,7 @@ class ComparedMethod:
 
 
 def method(text: str, *, models: int = 1, merging: str = AVERAGE) -> ComparedMethod:
-    """Read a method's name.
-
-    `models` holds for those that can fill a panel, `merging` for those that choose blends and do not say otherwise.
-    """
+    """Read a method's name; `models` and `merging` hold where it does not say otherwise."""
     text = text.strip()
     if text.startswith(DENSE):
         return ComparedMethod(text, _dense(Path(text.removeprefix(DENSE))))
@@ -402,10 +406,7 @@ def methods(texts: Sequence[str], *, models: Sequence[int] = (1,), merging: str 
 
 
 def _dense(folder: Path) -> Kind:
-    def build(bench: Bench, _: int) -> Parts:
-        return lambda _, __, texts: bench.holding(folder).of(DENSE, texts), FixedBlend(*bench.sizes)
-
-    return Kind(build, blends=False)
+    return Kind(respond=lambda bench: lambda _, __, texts: bench.holding(folder).of(DENSE, texts), blends=False)
 
 
 def _third_party(place: str) -> Kind:
@@ -418,5 +419,6 @@ def _third_party(place: str) -> Kind:
         said = f"{type(error).__name__}: {error}"
         raise ConfigError(f"method {place!r} cannot be imported ({said}); it must be package.module:Router") from None
     source = hashlib.sha256(inspect.getsource(sys.modules[module]).encode()).hexdigest()[:16]
-    own = _blending(lambda b, seed: OwnRouter(make, *b.sizes, seed=seed, own_experts=b.told_experts))
-    return Kind(own, learns=True, source=source)
+    return Kind(
+        lambda b, seed: OwnRouter(make, *b.sizes, seed=seed, own_experts=b.told_experts), learns=True, source=source
+    )

@@ -25,6 +25,7 @@ LINES = (  # methods; no picture has more lines
 )  # fmt: skip
 AREAS = ("#8dd3c7", "#f6d55c", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5")  # tasks and experts
 MOST = len(LINES)
+WINDOW = 20  # slots over which a reward is averaged
 LONG = 18  # letters of a name of which three do not fit on a line
 INK = "#454b58"  # axes and words; in a page they take its own colour
 STYLE = {
@@ -137,17 +138,15 @@ def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Fi
 
 
 @styled
-def rewards(
-    comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str], window: int = 20
-) -> Figure:
-    """Draw each method's reward so far and of the last `window` slots, averaged over the comparisons (one a seed)."""
+def rewards(comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str]) -> Figure:
+    """Draw each method's reward so far and of the last WINDOW slots, averaged over the comparisons (one a seed)."""
     canvas, (so_far, recent) = figure(height=5.0, rows=2)
     for method, line in lines(methods, bounds=bounds):
         reward = np.mean([comparison.rewards(method) for comparison in comparisons], axis=0)
         so_far.plot(np.cumsum(reward) / np.arange(1, len(reward) + 1), **line)
-        recent.plot(smooth(reward, window), **{**line, "label": None})
+        recent.plot(smooth(reward, WINDOW), **{**line, "label": None})
     so_far.set(title=f"Reward, mean of all slots so far (seeds: {len(comparisons)})")
-    recent.set(title=f"Reward, mean of the last {window} slots", xlabel="slot")
+    recent.set(title=f"Reward, mean of the last {WINDOW} slots", xlabel="slot")
     name_below(canvas)
     return canvas
 
@@ -171,10 +170,7 @@ def regret(comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds:
 
 
 def shown(standings: Standings) -> list[str]:
-    """Choose the methods that are drawn, MOST at the most; tables have all of them.
-
-    The first, its best variant, the best of the others, the average, the bounds; then what earned most.
-    """
+    """Choose the methods to draw: the first, its best variant, the best other, the average, bounds; then by reward."""
     everything = sorted(standings.methods, key=lambda method: -standings.reward(method).mean)
     bounds = [method for method in (standings.best, "tags") if method in everything]
     variants = [method for method in everything if method in standings.variants]
@@ -185,10 +181,7 @@ def shown(standings: Standings) -> list[str]:
 
 @styled
 def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
-    """Draw reward against memory (MB of so many models), from one dense model to the un-merged MoE.
-
-    A line for each method that fills panels, a level with its name for each that does not.
-    """
+    """Draw reward against memory (MB of so many models): a line for each that fills panels, a level for others."""
     canvas, (axis,) = figure(height=4.2)
     rows: dict[str, list[str]] = {}
     for method in standings.methods:

@@ -1,11 +1,7 @@
 """What learning was worth, from the slots that a state remembers: three estimates by the chances written down.
 
-    by tasks          what `loop/holdback.py` says: each slot held back beside those around it, task by task
-    self-normalised   Σ R/p ÷ Σ 1/p of both kinds of slots, R the reward of a slot at its mix, p the chance of its kind
-    doubly robust     what the tasks' means of a kind predict for every slot, and R less that, by 1/p, where it was seen
-
-The last two take no account of drift: where they lie far from the first, rewards have drifted, or too few slots were
-held back.
+`by_tasks` is what `loop/holdback.py` says. Where the other two, which take no account of drift, lie far from it,
+rewards have drifted, or too few slots were held back.
 """
 
 from collections.abc import Sequence
@@ -49,7 +45,7 @@ def replay(state: Path) -> Replayed:
 
 
 def self_normalised(tosses: Sequence[Toss]) -> tuple[float, float]:
-    """Compare the means of both kinds of slots, each slot by how unlikely its kind was."""
+    """Compare the means Σ R/p ÷ Σ 1/p of both kinds, R the reward of a slot at its mix, p the chance of its kind."""
     held, weights, rewards = _slots(tosses)
     gain, variance = 0.0, 0.0
     for kind, sign in ((~held, 1.0), (held, -1.0)):

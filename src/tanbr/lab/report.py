@@ -15,9 +15,22 @@ from tanbr.files import write_atomically
 from tanbr.lab import pictures
 from tanbr.lab.compare import Comparison
 from tanbr.lab.jobs import commit
-from tanbr.lab.standings import SHARE, WINDOW, Standings
+from tanbr.lab.standings import Standings
 
 Laid = tuple[str, list[str], list[list[str]]]  # title, header, rows
+
+
+def page(template: str, **values: Any) -> str:
+    """Render a template: a self-contained page, or Markdown as it is."""
+    environment = Environment(
+        loader=PackageLoader("tanbr.lab"), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(template).render(**values)
+
+
+def drawing(canvas: Figure) -> Markup:
+    """Render a picture to stand inside a page."""
+    return Markup(pictures.svg(canvas))  # noqa: S704 - our own drawing
 
 
 def write_report(
@@ -33,24 +46,25 @@ def write_report(
     """Write a page about a comparison and its first method; a browser has nothing to fetch for it."""
     subject = next(iter(result.records))
     mix, blend = _followed(result, subject, tasks)
-    figures = (
-        ("What the traffic held, and what the monitor made of it without any tag", mix),
-        ("What was served: one dense model per slot", blend),
-        ("What it earned", pictures.rewards([result], list(result.records), bounds=(result.best,))),
-        ("What it missed", pictures.regret([result], list(result.records), bounds=())),
+    drawn = {
+        "What the traffic held, and what the monitor made of it without any tag": mix,
+        "What was served: one dense model per slot": blend,
+        "What it earned": pictures.rewards([result], list(result.records), bounds=(result.best,)),
+        "What it missed": pictures.regret([result], list(result.records), bounds=()),
+    }
+    header, rows = result.table(tail=tail)
+    about = (
+        "Reward is in [0, 1]: the share of right answers, and for scores 1 − error over half the scale. ± is one "
+        f"standard error over slots. Regret is what “{result.best}”, which is told the true mix, earned more on the "
+        "same requests."
     )
-    environment = Environment(loader=PackageLoader("tanbr.lab"), autoescape=select_autoescape())
-    page = environment.get_template("report.html").render(
-        title=title,
-        command=command,
-        facts=facts,
-        subject=subject,
-        best=result.best,
-        tail=tail,
-        summary=result.summary(tail=tail),
-        figures=[(caption, Markup(pictures.svg(canvas))) for caption, canvas in figures],  # noqa: S704 - our own drawing
-    )
-    return write_atomically(path, page)
+    shown = [{"caption": caption, "svg": drawing(canvas)} for caption, canvas in drawn.items()]
+    parts = [
+        {"name": "reward", "title": "Reward", "about": about, "tables": [{"header": header, "rows": rows}]},
+        {"name": "slots", "title": "Slot by slot", "pictures": shown},
+    ]
+    values = {"title": title, "command": command, "facts": facts, "subject": subject, "parts": parts}
+    return write_atomically(path, page("page.html", **values))
 
 
 def write(
@@ -90,29 +104,30 @@ def _followed(result: Comparison, method: str, tasks: Sequence[str]) -> tuple[Fi
 
 def markdown(standings: Standings, *, command: str) -> str:
     """Lay the tables out as a page."""
-    parts = [f"# Online comparison\n\n`{command}`\n"]
-    for title, header, rows in lay_out(standings):
-        lines = [header, ["---"] * len(header), *rows]
-        parts.append("\n".join([f"**{title}**", "", *(f"| {' | '.join(cells)} |" for cells in lines), ""]))
-    return "\n".join(parts)
+    parts = [f"**{title}**\n\n{grid(header, rows)}" for title, header, rows in lay_out(standings)]
+    return "\n".join([f"# Online comparison\n\n`{command}`\n", *parts])
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a table in Markdown."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, ["---"] * len(header), *rows))
 
 
 def lay_out(standings: Standings) -> Iterator[Laid]:
-    """Lay out rewards, the first method above each rival, how soon, the monitor's share, and the tasks' metrics."""
+    """Lay out rewards, the first method above each rival, and the tasks' own metrics."""
     late, seeds = standings.late, list(standings.comparisons)
-    header = ["method", "reward", f"from slot {late} on", "regret per slot", "slots to 95%", "merges"]
-    if "tags" in standings.methods:
-        header.append("share of tags")
+    header = ["method", "reward", f"from slot {late} on", "regret per slot", "merges"]
     rows = []
     for method in standings.methods:
-        reach = ", ".join("never" if slot is None else str(slot) for slot in standings.slots_to_share(method))
         regret = standings.above(standings.best, method).mean
-        cells = [str(standings.reward(method)), str(standings.reward(method, after=late)), f"{regret:.3f}", reach]
+        cells = [str(standings.reward(method)), str(standings.reward(method, after=late)), f"{regret:.3f}"]
         rows.append([method, *cells, f"{np.mean(standings.merges(method)):.0f}"])
-        if "tags" in standings.methods:
-            rows[-1].append(f"{100 * np.mean(standings.ratio(method, 'tags')):.1f}%")
-    note = f"slots to 95%: from which, per seed, {WINDOW} slots earn {SHARE:.0%} of “{standings.best}”, as for regret"
-    yield f"Reward in [0, 1], mean and 95% interval over {len(seeds)} seeds and their slots; {note}", header, rows
+        if (share := standings.of_tags(method)) is not None:
+            rows[-1].append(f"{100 * np.mean(share):.1f}%")
+    if "tags" in standings.methods:
+        header.append("share of tags")
+    title = f"Reward in [0, 1], mean and 95% interval over {len(seeds)} seeds and their slots"
+    yield f"{title}; regret is against “{standings.best}”", header, rows
 
     for own in standings.variants:
         rows = []
@@ -125,14 +140,6 @@ def lay_out(standings: Standings) -> Iterator[Laid]:
             header = [f"{own} above", "all slots", f"from slot {late} on", *(f"… seed {seed}" for seed in seeds)]
             title = "Points above each rival on the same requests (95% interval over blocks of slots)"
             yield title, [*header, "± over seeds"], rows
-
-    rows = []
-    for method in standings.with_oracle:
-        ratios, error = standings.ratio(method, f"{method}+oracle"), np.mean(standings.forecast_error(method))
-        rows.append([method, f"{np.mean(ratios):.3f}", ", ".join(f"{r:.3f}" for r in ratios), f"{error:.3f}"])
-    if rows:
-        title = "Reward with the monitor's mix over that with the true one"
-        yield title, ["method", "ratio", "per seed", "L1 error of ψ"], rows
 
     rows = []
     for method in standings.methods:

@@ -1,11 +1,7 @@
-"""Any set of methods over the same stream, several seeds: one resumable job a seed and method (`jobs.py`).
-
-Jobs share nothing but the folder, so several commands with other seeds may fill it side by side. Every job drives the
-slot loop of the server; only the scorer sees tags.
-"""
+"""Any set of methods over the same stream, several seeds: one resumable job a seed and method."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,18 +14,16 @@ from tanbr.lab import settings as configuration
 from tanbr.lab.compare import Comparison, compare
 from tanbr.lab.corpus import Corpus, of_data
 from tanbr.lab.jobs import Job, Kept, Tick, do, load
-from tanbr.lab.methods import AVERAGE, PRACTICE, Bench, Card, method
+from tanbr.lab.methods import AVERAGE, Bench, Conditions, method
 from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Traffic
 from tanbr.lab.train.checkpoints import digest
-from tanbr.lab.world import Credit
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.moe.device import device_of
-from tanbr.serve.backends.choose import Precision
 from tanbr.tasks.metrics import figure
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import AnswersBy, FloatArray, SlotRecord
+from tanbr.types import FloatArray, SlotRecord
 
 Watch = Callable[[int, str, int, float], None]  # seed, method, slots done, mean reward of the last few
 Place = tuple[int, str]  # seed and method
@@ -37,7 +31,7 @@ RECENT = 20
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(Conditions):
     """Everything that decides the results, but for seeds and methods."""
 
     checkpoint: Path  # or a list of experts
@@ -54,12 +48,6 @@ class Study:
     rehearse: bool = False
     survey: Path | None = None
     config: Path | None = None
-    answers: AnswersBy = "labels"
-    rewards: Credit = "labels"  # what clients send back
-    card: Card = "true"  # what routers are told of experts and tasks
-    practice: int = PRACTICE  # logged requests a slot that routers which practise try blends on
-    disjoint: bool = False  # rewards come for half of the rows, and the figures count the other half
-    precision: Precision = "fp32"  # of the arithmetic of all models
     device: str = "cpu"  # where models answer; results do not depend on it
 
     def __post_init__(self) -> None:
@@ -90,12 +78,8 @@ class Study:
         moe = open_moe(
             self.checkpoint, experts=self.experts, blend_only=self.blend_only, method=AVERAGE, device=self.device
         )
-        corpus = self.corpus()
-        settings = configuration.load(self.config)
-        bench = Bench(
-            moe, corpus, settings, surveys=self.survey, answers_by=self.answers, credit=self.rewards,
-            card=self.card, practice=self.practice, disjoint=self.disjoint, precision=self.precision,
-        )  # fmt: skip
+        shared = {one.name: getattr(self, one.name) for one in fields(Conditions)}
+        bench = Bench(moe, self.corpus(), configuration.load(self.config), surveys=self.survey, **shared)
         bench.survey  # noqa: B018  (one that does not fit is refused here)
         return bench
 
@@ -207,8 +191,7 @@ def simulate(
 ) -> list[Outcome]:
     """Run every method with every seed and keep each result in `out`/runs; those that are there are not run again.
 
-    `watch` hears of every slot, `finished` of each outcome and whether it was there. A job that fails
-    stops no other; the first error is raised when all that can be done is done.
+    A job that fails stops no other; the first error is raised when all that can be done is done.
     """
     bench, folder = study.bench(), out / "runs"
     jobs = {(seed, name): job_of(study, bench, seed, name, watch) for seed in seeds for name in names}

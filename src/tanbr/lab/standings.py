@@ -1,4 +1,4 @@
-"""What a simulation says: rewards and paired differences with their intervals, how soon, and task by task."""
+"""What a simulation says: rewards and paired differences with their intervals, and the tasks' own metrics."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from tanbr.lab.simulate import Outcome
 from tanbr.types import FloatArray, to_jsonable
 
 BOUND = "best-per-slot"
-SHARE, WINDOW = 0.95, 20  # of the best blend's reward, over so many slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +56,6 @@ class Standings:
         return [self.subject, *(m for m in own if m != self.subject)]
 
     @property
-    def with_oracle(self) -> list[str]:
-        """The methods that also ran with the true mix."""
-        return [method for method in self.methods if f"{method}+oracle" in self.methods]
-
-    @property
     def best(self) -> str:
         """The method that regret is measured against."""
         return next(iter(self.comparisons.values())).best
@@ -86,19 +80,11 @@ class Standings:
         pairs = zip(self.rewards(method), self.rewards(rival), strict=True)
         return interval([(own - other)[after:] for own, other in pairs])
 
-    def slots_to_share(self, method: str) -> list[int | None]:
-        """Find, per seed, the slot from which WINDOW slots earn SHARE of what the best blend earns; None if never."""
-        found = []
-        for own, best in zip(self.rewards(method), self.rewards(self.best), strict=True):
-            window = min(WINDOW, len(own))
-            sums = [np.convolve(values, np.ones(window), mode="valid") for values in (own, best)]
-            reached = sums[0] >= SHARE * sums[1]
-            found.append(int(reached.argmax()) if reached.any() else None)
-        return found
-
-    def ratio(self, method: str, to: str) -> list[float]:
-        """Divide the reward by another method's, per seed."""
-        pairs = zip(self.rewards(method), self.rewards(to), strict=True)
+    def of_tags(self, method: str) -> list[float] | None:
+        """Divide the reward by that of the un-merged MoE with tags, per seed; None where it did not run."""
+        if "tags" not in self.methods:
+            return None
+        pairs = zip(self.rewards(method), self.rewards("tags"), strict=True)
         return [float(own.mean() / other.mean()) for own, other in pairs]
 
     def merges(self, method: str) -> list[int]:
@@ -115,23 +101,14 @@ class Standings:
         """Where the last half of the slots starts: what is earned once learning is over."""
         return min(len(comparison.mixes) for comparison in self.comparisons.values()) // 2
 
-    def forecast_error(self, method: str) -> list[float]:
-        """Average the L1 distance of the mix a method was asked with to the true one, per seed."""
-        return [
-            float(np.mean([np.abs(r.task_mix - mix).sum() for r, mix in zip(c.records[method], c.mixes, strict=True)]))
-            for c in self.comparisons.values()
-        ]
-
     def to_json(self) -> dict[str, Any]:
         """Everything but the slots."""
         table = {
             method: {
                 "reward": asdict(self.reward(method)),
                 "late_reward": asdict(self.reward(method, after=self.late)),
-                "share_of_tags": self.ratio(method, "tags") if "tags" in self.methods else None,
+                "share_of_tags": self.of_tags(method),
                 "regret_a_slot": self.above(self.best, method).mean,
-                "slots_to_95%": self.slots_to_share(method),
-                "forecast_l1": self.forecast_error(method),
                 "models": self.held(method),
                 "merges": self.merges(method),
                 "seconds_a_slot": [o.seconds / len(o.records) for o in self.outcomes if o.method == method],
@@ -154,7 +131,6 @@ class Standings:
             "regret_against": self.best,
             "methods": table,
             "above": above,
-            "monitor_over_true_mix": {f"{m} / {m}+oracle": self.ratio(m, f"{m}+oracle") for m in self.with_oracle},
         }
         result: dict[str, Any] = to_jsonable(values)
         return result

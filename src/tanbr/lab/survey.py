@@ -1,12 +1,9 @@
-"""What blends are worth: the reward of many blends on every task, measured once on held-out rows.
-
-It finds the best fixed blend (a strong rival) and the best blend for a known mix (an upper bound), and it says
-whether a checkpoint makes the problem real at all.
-"""
+"""What blends are worth: the reward of many blends on every task, measured once on held-out rows."""
 
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +19,7 @@ from tanbr.tasks.metrics import figure
 from tanbr.types import AnswersBy, FloatArray
 
 STRETCH = 10  # blends between two saves
+TABLES = ("blends", "rewards", "figures")
 SPREAD = 143  # random blends laid out: 180 in all for 8 experts
 
 
@@ -48,10 +46,7 @@ def survey(
     blends: FloatArray,
     recogniser: Recogniser | None = None,
 ) -> Survey:
-    """Serve all rows with every blend.
-
-    With a `recogniser`, answers are by the posterior; it must not have learned from these rows.
-    """
+    """Serve all rows with every blend, by the posterior of a `recogniser` that has not learned from them, if any."""
     space = model.space
     everything = [row for task in space.tasks for row in rows[task.name]]
     texts = [row.text for row in everything]
@@ -90,10 +85,7 @@ def survey_to(
     command: str,
     report: Progress = silent,
 ) -> Survey:
-    """Survey a checkpoint's blends on held rows and save it; interrupted and started again, it goes on.
-
-    The blends are the first `candidates`, or with `groups` the even blends of groups of experts, the smallest first.
-    """
+    """Survey a checkpoint's first candidates (or even `groups` of experts) and save them; a stopped survey goes on."""
     model, held = DenseModel(moe, corpus.space), corpus.first_held(rows)
     about = {"command": command, "data": corpus.name}
     recogniser = None
@@ -108,7 +100,10 @@ def survey_to(
     while done is None or len(done.blends) < blends:
         known = 0 if done is None else len(done.blends)
         new = survey(model, held, blends=laid_out[known : known + STRETCH], recogniser=recogniser)
-        done = new if done is None else _joined(done, new)
+        if done is not None:
+            joined: Any = {name: np.concatenate([getattr(done, name), getattr(new, name)]) for name in TABLES}
+            new = replace(done, **joined)
+        done = new
         done.save(unfinished, **about)
         report(len(done.blends), blends)
     done.save(path, **about)
@@ -126,12 +121,3 @@ def _resumed(
     if done.rows != rows or known > len(blends) or not np.allclose(done.blends, blends[:known]):
         raise DataError(f"{unfinished} belongs to a survey of other blends or rows; delete it to start again")
     return done
-
-
-def _joined(left: Survey, right: Survey) -> Survey:
-    return replace(
-        left,
-        blends=np.concatenate([left.blends, right.blends]),
-        rewards=np.concatenate([left.rewards, right.rewards]),
-        figures=np.concatenate([left.figures, right.figures]),
-    )

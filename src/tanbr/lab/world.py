@@ -1,8 +1,7 @@
-"""A simulated world: labelled rows for traffic, a model in this process, and the server's own rules for credit.
+"""A simulated world: labelled rows for traffic, a model in this process, and the server's loop and rules for credit.
 
-The slot's loop is the server's (`tanbr.loop`): only where requests come from, and who answers them, differs. Tags are
-seen by the scorer alone. A client sends back the label of a request, which names its task, or only a reward, which the
-loop shares out by the posterior; either may come late.
+Tags are seen by the scorer alone. A client sends back a label, which names its task, or only a reward; either may be
+late.
 """
 
 import sys
@@ -61,10 +60,9 @@ class StreamWorld:
         practice: int = 0,
         disjoint: bool = False,
     ) -> None:
-        """Answer by `answer`; what clients send back comes `delay` slots after the answer.
+        """Answer by `answer`; what clients send back comes `delay` slots later; `practice` requests a slot are tried.
 
-        After each slot about `practice` logged requests are answered by blends that are tried. With `disjoint` rewards
-        come for half of the rows, always the same, and what was earned is that of the other half.
+        With `disjoint` rewards come for half of the rows, always the same, and what was earned is the other half's.
         """
         self._answer, self.space, self._answering = answer, space, answering
         self._credit, self._delay, self._probes = credit, delay, list(probes)
@@ -90,10 +88,7 @@ class StreamWorld:
     def play(
         self, learner: Learner, rows: Sequence[Row], collect: Callable[[Sequence[Row], FloatArray], None] | None = None
     ) -> tuple[Learner, SlotRecord]:
-        """Serve one slot's requests, and turn the slot; what was earned, by the true tags.
-
-        `collect` hears what was answered (n,).
-        """
+        """Serve a slot's requests and turn it; what was earned, by the true tags. `collect` hears the answers (n,)."""
         slot, texts = learner.slot, [row.text for row in rows]
         source: Any = learner.monitor
         recogniser = source.snapshot()
@@ -106,8 +101,9 @@ class StreamWorld:
             answers = [one if novel else new for one, new, novel in zip(answers, repaired, seen.novel, strict=True)]
         meant = self.space.read(rows, answers)
         earned = self.space.rewards(rows, meant)
-        counted = np.array([self._disjoint <= (crc32(repr(row.text).encode()) % 2) for row in rows])
-        self._send(learner, rows, seen, places, earned, meant, assignment.posteriors(seen))
+        odd = np.array([crc32(repr(row.text).encode()) % 2 == 1 for row in rows], dtype=np.bool_)
+        counted, teaches = odd | (not self._disjoint), ~odd | (not self._disjoint)
+        self._send(learner, rows, seen, places, earned, meant, assignment.posteriors(seen), teaches)
         came = self._coming.pop(slot.number, [])
         self._given += [replace(one, seq=len(self._given) + i + 1) for i, one in enumerate(came)]
         learner = observe(learner, seen, came)
@@ -133,44 +129,25 @@ class StreamWorld:
         return learner
 
     def _send(
-        self, learner: Learner, rows: Sequence[Row], seen: Any, places: Any, earned: FloatArray, meant: FloatArray,
-        posteriors_by_mix: FloatArray,
+        self, learner: Learner, rows: Sequence[Row], seen: Any, places: NDArray[np.intp], earned: FloatArray,
+        meant: FloatArray, by_mix: FloatArray, teaches: NDArray[np.bool_],
     ) -> None:  # fmt: skip
-        number = learner.slot.number
+        """Let clients send back what they say of the rows that teach."""
+        slot, labelled = learner.slot, self._credit == "labels"
         posteriors = seen.posteriors.astype(np.float32).astype(np.float64)  # as a server's store keeps them
-        for i, row in enumerate(rows):
-            if self._disjoint and crc32(repr(row.text).encode()) % 2:
-                continue
+        source, coming = "labels" if labelled else "feedback", self._coming[slot.number + self._delay]
+        for i in np.flatnonzero(teaches).tolist():
+            row, place, reward = rows[i], int(places[i]), float(earned[i])
             self._requests += 1
             key = self._requests.to_bytes(8, "big")
             self._texts[key] = row.text
-            labelled = self._credit == "labels"
-            task = self._index[row.task] if labelled else int(posteriors_by_mix[i].argmax())
-            label = row.target if labelled else None
-            if self._practice and decides(self.space.tasks[task], float(earned[i]), label):
-                read = meant[i] if labelled or self.space.tasks[task].name == row.task else -1.0
-                self._log[key] = Logged(
-                    key,
-                    row.text,
-                    task,
-                    posteriors_by_mix[i],
-                    float(earned[i]),
-                    read,
-                    label,
-                    learner.slot.blends[places[i]],
-                )
-            self._coming[number + self._delay].append(
-                Given(
-                    seq=0,
-                    slot=number,
-                    place=int(places[i]),
-                    source="labels" if labelled else "feedback",
-                    task=self._index[row.task] if labelled else None,
-                    reward=float(earned[i]),
-                    posterior=posteriors[i],
-                    novel=bool(seen.novel[i]),
-                    id=key,
-                )
+            named, label = (self._index[row.task], row.target) if labelled else (None, None)
+            task = int(by_mix[i].argmax()) if named is None else named
+            if self._practice and decides(self.space.tasks[task], reward, label):
+                read = meant[i] if self.space.tasks[task].name == row.task else -1.0
+                self._log[key] = Logged(key, row.text, task, by_mix[i], reward, read, label, slot.blends[place])
+            coming.append(
+                Given(0, slot.number, place, source, named, reward, posteriors[i], novel=bool(seen.novel[i]), id=key)
             )
 
     # --- what a turn asks -------------------------------------------------------------------------------------------

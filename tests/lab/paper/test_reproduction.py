@@ -16,7 +16,7 @@ from tanbr.lab.paper import online, reproduction
 from tanbr.lab.paper.claim import Findings, Part
 from tanbr.lab.paper.reproduction import PARTS, Reproduction, missing, reproduce
 from tanbr.lab.paper.setup import ModelSize, Scale, Setup, scale
-from tanbr.lab.paper.tuning import job
+from tanbr.lab.paper.tuned import job
 from tanbr.lab.simulate import Answered
 from tanbr.lab.tasks import tiny
 from tanbr.lab.train.config import Tuning
@@ -59,6 +59,11 @@ def test_the_report_is_self_contained_and_holds_every_claim(done: Reproduction) 
         assert part.title in text
         for claim in done.findings[part.name].claims:
             assert claim.says in text
+    kept = json.loads((out / "results.json").read_text())
+    assert kept["commit"] == commit()
+    claims = {part["name"]: part["claims"] for part in kept["parts"]}
+    assert all(claim["seeds"] == [0] for claim in claims["theorem1"])
+    assert sum(count for _, _, count in kept["counts"]) == sum(map(len, claims.values()))
     pictures = re.findall(r"\]\((pictures/.*?\.png)\)", text)
     assert len(pictures) == sum(len(findings.pictures) for findings in done.findings.values())
     assert all((out / picture).stat().st_size for picture in pictures)
@@ -76,17 +81,6 @@ def test_a_report_of_some_parts_says_which_were_not_run(done: Reproduction) -> N
     whole = reproduction.laid_out(done, command="tanbr reproduce all")
     assert (whole["title"], whole["not_run"]) == ("The paper, reproduced (tiny)", [])
     assert len(whole["models"]) == 2
-
-
-def test_the_figures_are_kept_as_json_with_command_seeds_and_commit(done: Reproduction) -> None:
-    kept = json.loads((done.setup.out / "results.json").read_text())
-    assert kept["commit"] == commit()
-    assert {part["name"]: part["command"] for part in kept["parts"]} == {
-        name: f"tanbr reproduce {name} --scale tiny" for name in PARTS
-    }
-    claims = {part["name"]: part["claims"] for part in kept["parts"]}
-    assert all(claim["seeds"] == [0] for claim in claims["theorem1"])
-    assert sum(count for _, _, count in kept["counts"]) == sum(map(len, claims.values()))
 
 
 def test_nothing_is_measured_twice_and_work_is_cleared_away(done: Reproduction) -> None:

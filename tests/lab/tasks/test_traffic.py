@@ -46,15 +46,18 @@ def test_requests_follow_the_mix_and_the_seed() -> None:
     assert slots[0].texts != next(iter(Traffic(POOLS, mixes, requests=50, seed=5))).texts
 
 
-def test_bad_input_is_named() -> None:
-    with pytest.raises(InputError, match="unknown kind of traffic 'chaotic'; choose one of fixed"):
-        traffic.mixes("chaotic", tasks=3, slots=1, seed=0)
-    with pytest.raises(InputError, match="alpha above 0"):
-        traffic.mixes("dirichlet", tasks=3, slots=1, seed=0, alpha=0)
-    with pytest.raises(InputError, match=r"\(slots, 3\)"):
-        Traffic(POOLS, np.ones((2, 2)) / 2, requests=1, seed=0)
-    with pytest.raises(DataError, match="no rows to draw requests from for sentiment"):
-        Traffic({"sentiment": []}, np.ones((2, 1)), requests=1, seed=0)
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: traffic.check("chaotic", slots=1, alpha=1), "unknown kind of traffic 'chaotic'; choose one of fixed"),
+        (lambda: traffic.check("dirichlet", slots=1, alpha=0), "alpha above 0"),
+        (lambda: Traffic(POOLS, np.ones((2, 2)) / 2, requests=1, seed=0), r"\(slots, 3\)"),
+        (lambda: Traffic({"sentiment": []}, np.ones((2, 1)), requests=1, seed=0), "no rows .* for sentiment"),
+    ],
+)
+def test_bad_input_is_named(make, says: str) -> None:
+    with pytest.raises((InputError, DataError), match=says):
+        make()
 
 
 def test_a_newcomer_comes_late_and_often() -> None:

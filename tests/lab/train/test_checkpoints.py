@@ -85,6 +85,8 @@ def test_other_differences_are_refused_or_averaged_and_named(tmp_path) -> None:
     assert torch.equal(moe[query], even[query])
     kept = tanbr.open(base, experts=folders, blend_only="ffn")
     assert assemble(kept, tmp_path / "kept") == []
+    with pytest.raises(InputError, match="an MoE checkpoint already"):
+        assemble(tanbr.open(tanbr.embedded()), tmp_path / "again")
 
 
 def test_the_card_names_tasks_and_the_labels_of_each(tmp_path) -> None:
@@ -104,21 +106,9 @@ def test_the_card_names_tasks_and_the_labels_of_each(tmp_path) -> None:
     assert tanbr.open(tmp_path / "moe").dense([0.5, 0.5]).config.num_labels == 5
 
 
-def test_what_cannot_be_assembled_is_refused(tmp_path) -> None:
-    with pytest.raises(InputError, match="an MoE checkpoint already"):
-        assemble(tanbr.open(tanbr.embedded()), tmp_path / "moe")
-    base, folders = family(tmp_path, "GPT2LMHeadModel")
-    with pytest.raises(CheckpointError, match="cannot make an MoE of a 'gpt2' model"):
-        assemble(tanbr.open(base, experts=folders), tmp_path / "moe", rest="average")
-    assert not (tmp_path / "moe").exists()
-
-
-TINY = [task.name for task in tiny.TASKS]
-
-
 def test_a_card_that_names_more_experts_than_there_are_is_refused(moe: Moe, tmp_path: Path) -> None:
     card = json.loads((Path(moe.path) / "tanbr.json").read_text())
     (tmp_path / "tanbr.json").write_text(json.dumps(card))
     few: Any = SimpleNamespace(path=tmp_path, num_experts=2, source=moe.source)
     with pytest.raises(CheckpointError, match="names a task for expert 7 of 2; mend it"):
-        own_experts(few, TINY)
+        own_experts(few, [task.name for task in tiny.TASKS])

@@ -53,13 +53,6 @@ def test_a_torn_curve_is_mended_and_a_corrupt_state_refused(tmp_path: Path) -> N
         run(tmp_path / "run.state", steps=12)
 
 
-def test_a_state_of_other_settings_or_another_checkpoint_is_refused(tmp_path: Path) -> None:
-    run(tmp_path / "state", origin="one")
-    for options in ({"origin": "other"}, {"origin": "one", "config": CONFIG.model_copy(update={"warmup": 3})}):
-        with pytest.raises(StateError, match="belongs to a run with other settings or from another checkpoint"):
-            run(tmp_path / "state", **options)
-
-
 def test_a_state_that_cannot_be_written_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dense = small.bert(tmp_path / "dense")
     with pytest.raises(small.Stopped):

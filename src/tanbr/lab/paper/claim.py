@@ -1,8 +1,4 @@
-"""A part of the paper (a table or figure): jobs that measure, and claims judged by a written rule.
-
-A rule takes figures and gives a judgement; nobody writes a verdict by hand. What cannot be measured at a scale is said
-to be so, with the reason.
-"""
+"""A part of the paper (a table or figure): jobs that measure, and claims judged from figures by a written rule."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""Fig. 4 and 5: online reward on a BERT-MoE, while routers learn and once learning is over.
-
-Every method meets the same untagged requests, with a fixed and with a moving mix.
-"""
+"""Fig. 4 and 5: online reward on a BERT-MoE, while routers learn and once learning is over."""
 
 from collections.abc import Sequence
 from functools import partial

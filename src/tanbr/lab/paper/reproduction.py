@@ -1,7 +1,4 @@
-"""All asked-for parts from beginning to end: run what is missing, judge the claims, and write the report.
-
-The report is a self-contained page, the same in Markdown, the figures as JSON, and pictures beside them.
-"""
+"""All asked-for parts from beginning to end: run what is missing, judge the claims, and write the report."""
 
 import json
 import os
@@ -12,20 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup
 
 from tanbr.errors import ConfigError
 from tanbr.files import check_writable, write_atomically
 from tanbr.lab import jobs
+from tanbr.lab.corpus import Progress
 from tanbr.lab.jobs import Job, Kept
 from tanbr.lab.paper import fig6, online, table1, theorem1, tuned
 from tanbr.lab.paper.claim import VERDICTS, Claim, Findings, Part, Verdict
 from tanbr.lab.paper.setup import Setup
-from tanbr.lab.pictures import png, svg
+from tanbr.lab.pictures import png
+from tanbr.lab.report import drawing, page
 from tanbr.lab.rivals import did_you_mean
 from tanbr.types import to_jsonable
 
@@ -48,7 +45,6 @@ SCALE_WORDS = {
     "small": "small real models and GLUE",
     "paper": "the published size",
 }
-Moved: TypeAlias = Callable[[str, int, int, str], None]  # job, done, total, note
 
 
 def chosen(names: list[str]) -> list[Part]:
@@ -88,29 +84,22 @@ def reproduce(
     parts: Sequence[Part],
     setup: Setup,
     *,
-    moved: Moved = lambda *_: None,
+    moved: Progress = lambda *_: None,
     finished: Callable[[str, Kept], None] = lambda *_: None,
 ) -> Reproduction:
-    """Run the jobs of all parts that are missing, each once, and judge the claims.
-
-    `moved` hears how far a job is, `finished` its result, unless that was there before.
-    """
+    """Run each missing job once (`moved` hears how far it is, `finished` its result), and judge the claims."""
     for part in parts:
         setup.check(part.needs, part.name)
     torch.set_num_threads(1)  # sums are the same on every machine, and a neighbour's load matters less
     of = {part.name: part.jobs(setup) for part in parts}
     once = {job.name: job for own in of.values() for job in own}
-    found = {name: jobs.load(folder(setup), job) for name, job in once.items()}  # refused before anything runs
+    kept = {name: found for name, job in once.items() if (found := jobs.load(folder(setup), job)) is not None}
     check_writable(folder(setup))
-    kept: dict[str, Kept] = {}
     for name, job in once.items():
-        before = found[name]
-        if before is None:
+        if name not in kept:
             moved(name, 0, 1, "")
             kept[name] = jobs.do(folder(setup), job, partial(moved, name))
             finished(name, kept[name])
-        else:
-            kept[name] = before
     shutil.rmtree(setup.out / "work", ignore_errors=True)  # models and states: everything is measured
     results = {name: one.result for name, one in kept.items()}
     findings = {part.name: part.findings(setup, results) for part in parts}
@@ -142,12 +131,9 @@ def write(found: Reproduction, *, command: str) -> Path:
         png(canvas, out / picture["file"])
     write_atomically(out / "results.json", json.dumps(to_jsonable(values), indent=1, ensure_ascii=False) + "\n")
     for picture, canvas in drawn:
-        picture["svg"] = Markup(svg(canvas))  # noqa: S704 - our own drawing
-    loader = PackageLoader("tanbr.lab")
-    plain = Environment(loader=loader, autoescape=False, trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - Markdown
-    page = Environment(loader=loader, autoescape=select_autoescape())
-    write_atomically(out / "report.md", plain.get_template("paper.md").render(**values))
-    return write_atomically(out / "report.html", page.get_template("paper.html").render(**values))
+        picture["svg"] = drawing(canvas)
+    write_atomically(out / "report.md", page("paper.md", **values))
+    return write_atomically(out / "report.html", page("page.html", **values))
 
 
 def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
@@ -197,9 +183,8 @@ def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
 
 
 def _flat(claim: Claim) -> dict[str, Any]:
-    verdict, rule = claim.judgement.verdict, claim.judgement.rule
-    words = {"says": claim.says, "paper": claim.paper, "ours": claim.ours, "reason": claim.reason}
-    return {**words, "verdict": verdict, "rule": rule, "mark": MARKS[verdict]}
+    words = {name: getattr(claim, name) for name in ("says", "paper", "ours", "reason")}
+    return {**words, **vars(claim.judgement), "mark": MARKS[claim.judgement.verdict]}
 
 
 def _command(part: Part, setup: Setup) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor, nn
 
 from tanbr.lab.jobs import Job, Tick
@@ -43,7 +42,6 @@ Routed = tuple[str, Callable[[int], Routing | None]]  # which model runs it, and
 METHODS: dict[str, Routed] = {
     "merged": ("merged", lambda _: None),
     "merged int8": ("merged int8", lambda _: None),
-    "plain dense": ("dense", lambda _: None),
     **{f"task-{k}": ("moe", lambda n, k=k: TaskRouting(_tasks(n, k))) for k in (1, 2, 3)},  # type: ignore[misc]
     **{f"token-{k}": ("moe", lambda _, k=k: TokenRouting(k)) for k in (1, 2, 3)},  # type: ignore[misc]
     "task-1 int8": ("moe int8", lambda n: TaskRouting(_tasks(n, 1))),
@@ -119,13 +117,9 @@ class Models:
             return quantised(self.get(name.removesuffix(" int8")))
         if name == "moe":
             return T5MoeForConditionalGeneration.from_pretrained(self.folder)
-        if name == "merged":
-            model = self.moe.dense()
-            self.moe.checkpoint.release()
-            return model
-        torch.manual_seed(1)
-        config = self.moe.plan.config()
-        return getattr(transformers, config.architectures[0])(config)  # the stock class with weights of its own
+        model = self.moe.dense()
+        self.moe.checkpoint.release()
+        return model
 
     def work(self, name: str, *, batch: int, length: int, answer: int = ANSWER) -> Callable[[], Any]:
         """Give the call that is timed: a forward pass over drawn tokens (batch, length)."""

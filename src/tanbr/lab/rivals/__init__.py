@@ -1,30 +1,17 @@
-"""Rivals, one file each, behind the interface of what they rival; routers by name. To add one: a file, a line here."""
+"""Rivals behind the interface of what they rival; routers by name. To add one: its policy, and a line here."""
 
 import difflib
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from tanbr.errors import ConfigError
-from tanbr.lab.rivals.nucb import Nucb
-from tanbr.lab.rivals.probing import ProbeAndAssign
+from tanbr.lab.rivals.bandits import Nucb, ProbeAndAssign, VectorGP
 from tanbr.lab.rivals.rules import BestKnown, FixedBlend, Proportional, RandomBlend
-from tanbr.lab.rivals.vector_gp import VectorGP
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.types import Router
 
-__all__ = [
-    "ROUTERS",
-    "BestKnown",
-    "FixedBlend",
-    "Nucb",
-    "ProbeAndAssign",
-    "Proportional",
-    "RandomBlend",
-    "VectorGP",
-    "build",
-    "check",
-]
+__all__ = ["ROUTERS", "BestKnown", "FixedBlend", "Nucb", "ProbeAndAssign", "Proportional", "RandomBlend", "VectorGP"]
 
 Build: TypeAlias = Callable[[int, int, int, RouterConfig], Router]  # of K, V, seed and settings
 
@@ -45,14 +32,9 @@ ROUTERS: dict[str, Build] = {
 
 def build(name: str, experts: int, tasks: int, *, seed: int = 0, config: RouterConfig | None = None) -> Router:
     """Make the router of this name; settings that it does not have are not asked for."""
-    return ROUTERS[check(name)](experts, tasks, seed, config or RouterConfig())
-
-
-def check(name: str) -> str:
-    """Refuse a router that is not known, and say which there are."""
     if name not in ROUTERS:
         raise ConfigError(f"unknown router {name!r}; {did_you_mean(name, ROUTERS)}known: {', '.join(ROUTERS)}")
-    return name
+    return ROUTERS[name](experts, tasks, seed, config or RouterConfig())
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

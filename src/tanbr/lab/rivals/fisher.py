@@ -1,7 +1,6 @@
-"""Fisher merging: every weight is averaged over the experts in proportion to its Fisher information in each.
+"""Fisher merging: weights are averaged in proportion to the diagonal of each expert's Fisher matrix on its own task.
 
-Matena, Raffel: Merging Models with Fisher-Weighted Averaging. NeurIPS 2022. The information is the diagonal of the
-Fisher matrix on held-out rows of the expert's own task, in expectation over the labels that the expert would give.
+Matena, Raffel: Merging Models with Fisher-Weighted Averaging. NeurIPS 2022.
 """
 
 from collections import defaultdict
@@ -32,11 +31,7 @@ def fisher(moe: Moe, probes: Probes) -> Any:
 
 
 class FisherMean:
-    """One tensor's Σ_k F_k θ_k / Σ_k F_k, element by element.
-
-    Each expert's F is scaled to a mean of 1: one that is often in doubt has large gradients everywhere, and would
-    otherwise rule those that are sure.
-    """
+    """One tensor's Σ_k F_k θ_k / Σ_k F_k; each F is scaled to a mean of 1, or experts in doubt would rule."""
 
     def __init__(self) -> None:
         self._weighted: Tensor | int = 0

@@ -1,7 +1,4 @@
-"""What data says about experts: each is run alone, as a dense model, over labelled rows of its own task.
-
-`merge/measure.py` runs the experts, one after the other.
-"""
+"""What data says about experts: each is run alone, as a dense model, over labelled rows of its own task."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,10 +52,7 @@ def probes_of(
 
 
 def _by_head(moe: Moe, encode: TextEncoder, space: LabelSpace) -> Callable[[Task, Sequence[Row]], Probe]:
-    """Probe a model with one head over all labels.
-
-    The expectation runs over the task's own labels; for a graded task over yes and no, whose chance the grade is.
-    """
+    """Probe one head over all labels, in expectation over the task's own; a grade is the chance of yes."""
     head = [str(name) for _, name in sorted(moe.config.get("id2label", {}).items(), key=lambda item: int(item[0]))]
     same = sorted(head) == sorted(space.columns)  # perhaps in another order
     order = [head.index(name) for name in space.columns] if same else list(range(len(space.columns)))
@@ -80,10 +74,7 @@ def _by_head(moe: Moe, encode: TextEncoder, space: LabelSpace) -> Callable[[Task
 
 
 def _written(moe: Moe, encode: TextEncoder) -> Callable[[Task, Sequence[Row]], Probe]:
-    """Probe an encoder-decoder, which reads a text and has written its answer so far.
-
-    The surprise is that of the row's own answer: an expectation over all that could be written would be endless.
-    """
+    """Probe an encoder-decoder by the row's own answer: all that could be written would be endless."""
 
     def probe(task: Task, some: Sequence[Row]) -> Probe:
         read = encode([row.text for row in some], device=moe.device)

@@ -40,10 +40,7 @@ def regmean(moe: Moe, probes: Probes, *, shrinkage: float = SHRINKAGE) -> Any:
 
 
 class Regression:
-    """One linear layer's Wᵀ = (Σ_k G_k)⁻¹ Σ_k G_k W_kᵀ, which minimises Σ_k mean ‖W x − W_k x‖² over expert k's x.
-
-    G_k is the mean of x xᵀ, off its diagonal times `shrinkage`.
-    """
+    """One linear layer's Wᵀ = (Σ_k G_k)⁻¹ Σ_k G_k W_kᵀ; G_k is the mean of x xᵀ, off its diagonal times `shrinkage`."""
 
     def __init__(self, shrinkage: float = SHRINKAGE) -> None:
         self._shrinkage = shrinkage
@@ -64,10 +61,7 @@ class Regression:
 def measure(
     moe: Moe, probes: Probes, *, rows: int, merged: bool = False, report: Callable[[int], None] = lambda _: None
 ) -> Path:
-    """Write each expert's Gram matrices beside the checkpoint, for merges by regression; `report` counts experts.
-
-    With `merged` they are those of RegMean++, of what an expert sees behind layers that are merged already.
-    """
+    """Write the Gram matrices beside the experts; with `merged` those of RegMean++, behind layers that are merged."""
     folder = moe.source.beside(FOLDER_MERGED if merged else FOLDER)
     if folder.exists():
         raise OutputError(f"{folder} is there already; remove it to measure anew")
@@ -86,10 +80,7 @@ def measure(
 def _behind_merged(
     moe: Moe, model: Any, layers: Mapping[str, nn.Linear], probes: Probes, report: Callable[[int], None]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Measure (G, G Wᵀ) layer after layer; the FFNs before its own are merged, evenly and by regression.
-
-    Each expert runs its own task's rows with its own FFN at the site that is measured.
-    """
+    """Measure (G, G Wᵀ) site after site, on each expert's rows with its own FFN; the sites before are merged."""
     K = moe.num_experts
     sites = dict.fromkeys(_site_of(moe)[name] for name in layers)  # in the order in which they run
     for done, site in enumerate(sites):

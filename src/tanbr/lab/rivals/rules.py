@@ -1,10 +1,10 @@
 """Routers that follow a rule and learn nothing: a random blend, a constant one, the mix itself, the best of a table."""
 
-# ruff: noqa: ARG002 - a policy is handed more than each rule needs
+# ruff: noqa: ARG002, D102 - a policy is handed more than each rule needs
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,37 +18,37 @@ from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, Terms, Tree
 Rule: TypeAlias = Callable[[Question, Readings, np.random.Generator], Decision]
 
 
-def proportional(mix: ArrayLike, *, own: Sequence[int], experts: int) -> Blend:
-    """Give every expert the share of its tasks in the mix (V,): a blend (K,); `own` names each task's expert (V,)."""
-    blend = np.zeros(experts)
-    np.add.at(blend, list(own), np.asarray(mix, dtype=np.float64))
-    return blend
+class RivalPolicy:
+    """What the policies of rivals have in common: no tree, and a reward teaches the same whether it was asked for."""
+
+    sizes: Sizes
+    panels = False
+
+    def start(self, rng: np.random.Generator) -> Any:
+        return Nothing()
+
+    def learn(
+        self, state: Any, decision: Decision, rewards: FloatArray, counts: FloatArray, rng: np.random.Generator
+    ) -> Any:
+        return self.warm_start(state, decision.blend, rewards[0], counts[0])
+
+    def warm_start(self, state: Any, blend: Blend, reward: Reward, counts: Counts) -> Any:
+        return state
+
+    def view(self, state: Any) -> TreeView:
+        return lone_root(self.sizes.experts, self.sizes.tasks)
 
 
 @dataclass(frozen=True)
-class _Policy:
+class _Policy(RivalPolicy):
     """Follows a rule and learns nothing."""
 
     sizes: Sizes
     rule: Rule
     panels = True
 
-    def start(self, rng: np.random.Generator) -> Nothing:
-        return Nothing()
-
     def choose(self, state: Nothing, asked: Question, rng: np.random.Generator) -> Decision:
         return self.rule(asked, Readings.of(asked.task_mix, asked.confusion), rng)
-
-    def learn(
-        self, state: Nothing, decision: Decision, rewards: FloatArray, counts: FloatArray, rng: np.random.Generator
-    ) -> Nothing:
-        return state
-
-    def warm_start(self, state: Nothing, blend: Blend, reward: Reward, counts: Counts) -> Nothing:
-        return state
-
-    def view(self, state: Nothing) -> TreeView:
-        return lone_root(self.sizes.experts, self.sizes.tasks)
 
 
 def _for_groups(asked: Question, readings: Readings, blends: FloatArray) -> Decision:
@@ -93,10 +93,7 @@ class FixedBlend(AskTell):
 
 
 class Proportional(AskTell):
-    """Every expert at the share of its tasks in the mix.
-
-    `own` names each task's expert (V,), by number if None, or shares the task out to the experts (V, K).
-    """
+    """Every expert at the share of its tasks: `own` names each task's expert (V,), or shares tasks out (V, K)."""
 
     kind = "proportional"
 
@@ -118,10 +115,7 @@ class Proportional(AskTell):
 
 
 class BestKnown(AskTell):
-    """The best blends among some (n, K) whose mean rewards (n, V) are known: of every slot's mix, or of one for ever.
-
-    A panel of them is chosen jointly; requests are assigned to its models by the slot's own mix in any case.
-    """
+    """The best blends among some (n, K) of known mean rewards (n, V): of every slot's mix, or of one for ever."""
 
     kind = "best-known"
 

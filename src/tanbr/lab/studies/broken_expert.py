@@ -25,7 +25,7 @@ from tanbr.tasks.metrics import LabelSpace
 ROWS, LENGTH, BATCH, RATE = 4_000, 64, 16, 5e-4  # rows of the task, tokens of a text, rows of a step, learning rate
 
 
-def broken(checkpoint: Path, data: Dataset, out: Path, *, task: str, steps: int, seed: int = 0) -> tuple[float, float]:
+def broken(checkpoint: Path, data: Dataset, out: Path, *, task: str, steps: int) -> tuple[float, float]:
     """Write the copy to the new folder `out`; give the task's figures before and after."""
     moe, full = open_moe(checkpoint), load(checkpoint)
     expert = own_experts(moe, [task])[0]
@@ -33,7 +33,7 @@ def broken(checkpoint: Path, data: Dataset, out: Path, *, task: str, steps: int,
     encoder = TextEncoder.of(checkpoint, vocab_size=model.config.vocab_size, max_length=LENGTH)
     objective = objective_of(model.config, LabelSpace(read_card(checkpoint).tasks), encoder)
     dev, rows = data.dev(limit=400)[task], data.divided()[0][task][:ROWS]
-    before, rng = objective.figure(model, dev), np.random.default_rng(seed)
+    before, rng = objective.figure(model, dev), np.random.default_rng(0)
     targets = rng.permutation([row.target for row in rows])
     pool = objective.encode([replace(row, target=target) for row, target in zip(rows, targets, strict=True)])
     own = {name: model.get_parameter(name).requires_grad_(True) for name in ffn_names(model)}

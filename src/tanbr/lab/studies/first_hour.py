@@ -16,7 +16,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -25,60 +25,50 @@ from tanbr.tasks.text_to_text import prompt
 
 TRAIN, PAST, REQUESTS = 8_000, 400, 1_500  # rows of a task
 LONGEST = 48  # tokens while training
-GENRES = ("fiction", "government", "slate", "telephone", "travel")
 Example = tuple[str, str | None, str]  # text, second text, label
 
 
-def sst2(row: dict[str, str]) -> Example:
-    """Sentiment."""
-    return row["sentence"].strip(), None, ("negative", "positive")[int(row["label"])]
+class Task(NamedTuple):
+    """Where a task's texts and labels are in GLUE's files, and what its labels are called."""
+
+    name: str
+    folder: str
+    texts: tuple[str, ...]  # columns
+    label: str  # column
+    words: dict[str, str]  # GLUE's label → ours
 
 
-def qqp(row: dict[str, str]) -> Example:
-    """Questions that ask the same."""
-    return row["question1"], row["question2"], ("different", "duplicate")[int(row["is_duplicate"])]
-
-
-def genre(row: dict[str, str]) -> Example:
-    """Where a sentence comes from."""
-    return row["sentence1"], None, row["genre"]
-
-
-def qnli(row: dict[str, str]) -> Example:
-    """Whether a sentence answers a question."""
-    return row["question"], row["sentence"], ("no", "yes")[row["label"] == "entailment"]
-
-
-def yes_or_no(read: Callable[[dict[str, str]], Example], yes: str) -> Callable[[dict[str, str]], Example]:
-    """Call a task's labels yes and no."""
-
-    def renamed(row: dict[str, str]) -> Example:
-        text, second, label = read(row)
-        return text, second, ("no", "yes")[label == yes]
-
-    return renamed
-
-
-Task = tuple[str, str, Callable[[dict[str, str]], Example]]  # its name, GLUE's folder, how a row is read
-OWN_LABELS: tuple[Task, ...] = (("sentiment", "SST-2", sst2), ("duplicates", "QQP", qqp), ("genre", "MNLI", genre))
-ONE_LABEL_SET: tuple[Task, ...] = (
-    ("is-positive", "SST-2", yes_or_no(sst2, "positive")),
-    ("is-duplicate", "QQP", yes_or_no(qqp, "duplicate")),
-    ("is-answered", "QNLI", qnli),
+SST2 = ("SST-2", ("sentence",), "label")
+QQP = ("QQP", ("question1", "question2"), "is_duplicate")
+QNLI = ("QNLI", ("question", "sentence"), "label")
+GENRES = {name: name for name in ("fiction", "government", "slate", "telephone", "travel")}
+OWN_LABELS = (
+    Task("sentiment", *SST2, {"0": "negative", "1": "positive"}),
+    Task("duplicates", *QQP, {"0": "different", "1": "duplicate"}),
+    Task("genre", "MNLI", ("sentence1",), "genre", GENRES),
+)
+ONE_LABEL_SET = (
+    Task("is-positive", *SST2, {"0": "no", "1": "yes"}),
+    Task("is-duplicate", *QQP, {"0": "no", "1": "yes"}),
+    Task("is-answered", *QNLI, {"not_entailment": "no", "entailment": "yes"}),
 )
 
 
 def examples(glue: Path, task: Task) -> tuple[list[Example], list[Example], list[Example]]:
     """Read a task's rows, shuffled: to train on, past, requests. Those are dev's; MNLI's dev rows name no genre."""
-    name, folder, read = task
     parts = []
     for split in ("train", "dev"):
-        with (glue / folder / f"{split}.tsv").open(encoding="utf-8") as file:
+        with (glue / task.folder / f"{split}.tsv").open(encoding="utf-8") as file:
             rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-        usable = [row for row in rows if None not in row.values() and row.get("genre", GENRES[0]) in GENRES]
-        parts.append(list(dict.fromkeys(map(read, usable))))
+        found = []
+        for row in rows:
+            if None not in row.values() and row[task.label] in task.words:
+                first, *second = (row[column] for column in task.texts)
+                text = first.strip() if task.folder == "SST-2" else first  # which ends every sentence in a space
+                found.append((text, second[0] if second else None, task.words[row[task.label]]))
+        parts.append(list(dict.fromkeys(found)))
     train, dev = parts
-    rng = random.Random(name)  # noqa: S311
+    rng = random.Random(task.name)  # noqa: S311
     rng.shuffle(train)
     rng.shuffle(dev)
     return train[:TRAIN], train[TRAIN : TRAIN + PAST], (dev or train[TRAIN + PAST :])[:REQUESTS]
@@ -177,15 +167,15 @@ def main() -> None:
     every = []
     for task in tasks:
         train, past, requests = examples(given.glue, task)
-        write_rows(given.out / "rows", task[0], past, requests)
+        write_rows(given.out / "rows", task.name, past, requests)
         if given.lora:
-            adapter_of(given.base, given.out / task[0], train, steps=given.steps)
+            adapter_of(given.base, given.out / task.name, train, steps=given.steps)
         else:
-            copy_of(given.base, given.out / task[0], [train], steps=given.steps)
+            copy_of(given.base, given.out / task.name, [train], steps=given.steps)
         every.append(train)
     if not given.lora:
         copy_of(given.base, given.out / "dense", every, steps=given.steps * len(tasks))
-    listed = "".join(f'\n[[experts]]\npath = "{name}"\ntask = "{name}"\n' for name, _, _ in tasks)
+    listed = "".join(f'\n[[experts]]\npath = "{task.name}"\ntask = "{task.name}"\n' for task in tasks)
     (given.out / "experts.toml").write_text(f'base = "{given.base.resolve()}"\n{listed}', encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ import json
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ class Data:
     def normalised(self) -> "Data":
         """Give the same without the writing habits of the sources."""
         history = [[plain_text(text) for text in pool] for pool in self.history]
-        return Data(f"{self.name}, normalised", self.tasks, history, list(map(plain_text, self.texts)), self.labels)
+        name, texts = f"{self.name}, normalised", [plain_text(text) for text in self.texts]
+        return replace(self, name=name, history=history, texts=texts)
 
     def past(self, per_task: int) -> tuple[list[Text], list[str]]:
         """Give the first texts of each task's history, and their tasks."""
@@ -101,10 +102,7 @@ def recognition(data: Data, *, per_task: int) -> dict[str, Any]:
 
 
 def rivals(data: Data, per_task: int, drawn: Sequence[NDArray[np.int64]]) -> dict[str, list[FloatArray]]:
-    """Estimate the mix of drawn slots by logistic regression, its votes counted, and QuaPy's quantifiers on top.
-
-    It reads TF-IDF of word 1-2-grams and the monitor's own surface features, without which it is far behind.
-    """
+    """Estimate drawn slots' mixes by logistic regression on TF-IDF and surface features, and by QuaPy's quantifiers."""
     texts, tags = data.past(per_task)
     tfidf = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2, lowercase=False).fit(map(_joined, texts))
     scaler = StandardScaler().fit(read(texts).surface)
@@ -123,10 +121,7 @@ def rivals(data: Data, per_task: int, drawn: Sequence[NDArray[np.int64]]) -> dic
     except ImportError:
         return found
     quantifiers = {
-        "EMQ": aggregative.EMQ(LogisticRegression()),
         "EMQ, calibrated": aggregative.EMQ(LogisticRegression(), calib="bcts", val_split=5),
-        "ACC": aggregative.ACC(LogisticRegression()),
-        "PACC": aggregative.PACC(LogisticRegression()),
         "KDEy-ML": aggregative.KDEyML(LogisticRegression()),
     }
     held_out = cross_val_predict(model, inputs, labels, cv=5, method="predict_proba")
@@ -134,7 +129,7 @@ def rivals(data: Data, per_task: int, drawn: Sequence[NDArray[np.int64]]) -> dic
         # `quantifier.fit` would train the classifier and make the same held-out predictions once for each of them
         quantifier.classifier = model
         quantifier.train_prevalence = np.bincount(labels) / len(labels)
-        quantifier.aggregation_fit(held_out.argmax(axis=1) if name == "ACC" else held_out, labels)
+        quantifier.aggregation_fit(held_out, labels)
         predicted = np.asarray(quantifier.classify(live))
         found[f"QuaPy {name}"] = [np.asarray(quantifier.aggregate(predicted[at])) for at in drawn]
     return found

@@ -101,7 +101,9 @@ def main() -> None:
                 some = [rows[i] for i in np.random.default_rng(number // 2).integers(len(rows), size=given.requests)]
                 seconds[name].append(round_of(client, some, rate=given.rate, rng=np.random.default_rng(number // 2)))
                 server.send_signal(signal.SIGSTOP)
-            state = _resumed(servers["practice"])
+            server, client = servers["practice"]
+            server.send_signal(signal.SIGCONT)
+            state = client.state()
         finally:
             for server, _ in servers.values():
                 server.send_signal(signal.SIGCONT)
@@ -119,12 +121,6 @@ def main() -> None:
     }  # fmt: skip
     print(json.dumps(found, indent=1))
     write_atomically(given.out, json.dumps(found, indent=1) + "\n")
-
-
-def _resumed(server: tuple[subprocess.Popen[bytes], Client]) -> dict[str, Any]:
-    """Ask a server that was stopped for its state."""
-    server[0].send_signal(signal.SIGCONT)
-    return server[1].state()
 
 
 if __name__ == "__main__":

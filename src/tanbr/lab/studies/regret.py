@@ -33,6 +33,7 @@ import numpy as np
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
 from tanbr.lab.pictures import line_chart, png
+from tanbr.lab.report import grid
 from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
 from tanbr.lab.simulate import Study
 from tanbr.lab.studies.reward_maps import MAPS, SUITES, BestBlends
@@ -161,7 +162,7 @@ class Requests:
         """Serve every slot; the rewards (T,)."""
         practised: dict[str, Any] = {"practice": self.bench.practice, "disjoint": True}
         more = practised if self.scenario.mix == PRACTICE else {}
-        world = StreamWorld(self.bench.answers.each, self.bench.corpus.space, **more)
+        world = StreamWorld(self.bench.model.each, self.bench.corpus.space, **more)
         start = StartBlend(None, experts=self.bench.sizes[0], own_experts=self.own)
         one = Contestant(world, router, self.monitor.fork(), start=start, config=LoopConfig())
         return np.array([one.play(slot.rows).total_reward for slot in self.stream])
@@ -225,7 +226,7 @@ def table(runs: list[dict[str, Any]]) -> str:
         of = {name: [run for run in own if run["router"] == name] for name in dict.fromkeys(r["router"] for r in own)}
         families, first = list(dict.fromkeys(run["family"] for run in own)), next(iter(of))
         header = ["router", "runs", "mean regret", "last 100", "slots to 95%, median", *families, f"minus {first}"]
-        rows = [header, ["---"] * len(header)]
+        rows = []
         for name, these in of.items():
             gaps = [run["mean"] - other["mean"] for run, other in zip(these, of[first], strict=True)]
             by_family = [np.mean([run["mean"] for run in these if run["family"] == family]) for family in families]
@@ -235,7 +236,7 @@ def table(runs: list[dict[str, Any]]) -> str:
                 f"{np.median([run['slots to 95%'] for run in these]):.0f}",
                 *(f"{mean:.4f}" for mean in by_family), _spread(gaps),
             ])  # fmt: skip
-        lines += ["", f"## {condition}", "", *(f"| {' | '.join(cells)} |" for cells in rows)]
+        lines += ["", f"## {condition}", "", grid(header, rows).rstrip()]
     return "\n".join(lines) + "\n"
 
 

@@ -92,10 +92,7 @@ def decoys(
     of_peak: bool = False,
     width: float = 0.45,
 ) -> RewardMap:
-    """Put up a broad hill that lures, and a higher peak of this `width` elsewhere.
-
-    `hill` bounds the hill's height, as a share of the peak's height with `of_peak`.
-    """
+    """Put up a broad hill, of a height in `hill` (a share of the peak's `of_peak`), and a peak of this `width`."""
     peak = rng.dirichlet(np.full(experts, 2.0 / experts))
     lure = peak
     while np.linalg.norm(peak - lure) < 0.6:

@@ -1,8 +1,4 @@
-"""GLUE's eight tasks, read from its own TSV folders (`CoLA/train.tsv`, `SST-2/dev.tsv`, …) or from the hub.
-
-The files carry no quoting: a bare `"` is text. CoLA has no header line. Rows lie in the order of their sources,
-so they are shuffled by `seed` before `limit` cuts them. The hub needs the `datasets` library (extra `hub`).
-"""
+"""GLUE's eight tasks, read from its own TSV folders (`CoLA/train.tsv`, …), which quote nothing, or from the hub."""
 
 import random
 from collections.abc import Iterable

@@ -1,8 +1,6 @@
 """Eight generated text tasks that mirror GLUE's eight: an English-like grammar, deterministic by seed, without end.
 
-Each task asks its own question of the same small world of events ("the farmer found an old lantern in the barn"),
-in a style of its own. A text belongs to the train or the test split by a hash of its words, so the two never share
-a text whatever the seeds. A few labels in a hundred are wrong (`NOISE`), as in any labelled corpus.
+Each asks its own question of one small world of events. Train and test split texts by a hash, whatever the seeds.
 """
 
 import hashlib

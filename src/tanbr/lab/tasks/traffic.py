@@ -45,8 +45,7 @@ def mixes(
 ) -> FloatArray:
     """Draw a mix per slot (slots, V).
 
-    `fixed`: one draw from Dirichlet(alpha). `dirichlet`: moves in straight lines between draws from
-    Dirichlet(alpha), one per `period` slots. `switching`: jumps to a new draw every `period` slots.
+    `fixed`: one draw. `dirichlet`: straight lines between draws, one per `period` slots. `switching`: a jump to each.
     `sinusoidal`: each task's share swells and fades with its own phase, once per `period` slots.
     """
     check(kind, slots=slots, alpha=alpha, period=period)

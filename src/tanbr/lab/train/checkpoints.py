@@ -1,9 +1,4 @@
-"""The checkpoints that training starts from and ends in: a dense model with a fitting head, an MoE, joined experts.
-
-Only FFNs can differ between the experts of an MoE. When experts that were trained apart are assembled, whatever else
-differs (attention, norms, embeddings, columns of a head that several experts have) is refused by name, unless its mean
-will do; the base's is taken where experts were opened with `blend_only="ffn"`.
-"""
+"""The checkpoints that training starts from and ends in: a dense model with a fitting head, an MoE, joined experts."""
 
 import tempfile
 from collections.abc import Sequence
@@ -98,10 +93,7 @@ Rest: TypeAlias = Literal["refuse", "average"]
 
 
 def assemble(moe: Moe, out: str | Path, *, rest: Rest = "refuse", progress: Progress = silent) -> list[str]:
-    """Write experts over a base as one MoE checkpoint to the new folder `out`; the names of what was averaged.
-
-    Its card names the experts' tasks (their folders' names where nobody named tasks) and the labels of each.
-    """
+    """Write experts over a base as one MoE checkpoint with its card to the folder `out`; names of what averaged."""
     if not isinstance(moe.source, OverBase):
         raise InputError(f"{moe.path} is an MoE checkpoint already; name a base and its experts")
     if moe.source.with_base:
@@ -162,10 +154,7 @@ def own_experts(moe: Moe, tasks: Sequence[str]) -> tuple[int, ...]:
 
 
 def as_trained(checkpoint: Path, objective: Objective, rows: Rows, *, device: str = "cpu") -> dict[str, Figures]:
-    """Score the uniform merge; with `tags` each task by its own expert, where the checkpoint says which that is.
-
-    `gates` is the un-merged model as its gates route it, if it has any. A dense checkpoint is scored as it is.
-    """
+    """Score the uniform merge, with `tags` each task by its own expert, and with `gates` the MoE as they route it."""
     if (settings := Checkpoint(checkpoint).config if checkpoint.is_dir() else {}).get("model_type") in ("bert", "t5"):
         return {"dense": objective.figures(load(checkpoint).to(device), rows)}
     moe = open_moe(checkpoint, device=device)

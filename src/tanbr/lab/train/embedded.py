@@ -1,12 +1,9 @@
 """How the embedded models are made from the generated tasks: a BERT-MoE with a head, and a T5-MoE that writes.
 
-Both start from a dense ancestor that learns every task at once, and to align pairs of texts. A model of this size does
-not find by itself, from labels of whole texts, that it has to compare two texts word by word. So its last layer but one
-is also taught just that: for every token, whether its meaning occurs in the other text of the pair. This plays the part
-that a language model's pre-training plays for a large one.
+Their dense ancestor also learns to align pairs: for every token, whether its meaning occurs in the other text. A model
+of this size does not find from labels of whole texts that it has to compare two texts word by word.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +52,12 @@ def train_embedded(
 ) -> tuple[Path, Survey]:
     """Train a BERT-MoE, or a T5-MoE that `writes`, survey the blends, and write both into `out`/model."""
     device = device_of(config.device)  # before anything is written
-    names = [task.name for task in tiny.TASKS]
-    space = LabelSpace(tiny.TASKS)
+    names, space = [task.name for task in tiny.TASKS], LabelSpace(tiny.TASKS)
     rows = {}
-    for done, name in enumerate(names):
-        report("rows", done, len(names), name)
+    for done, name in enumerate(names, 1):
         rows[name] = tiny.generate(name, config.train_rows, seed=config.seed)
-    report("rows", len(names), len(names), "")
-    tokenizer = (writer_tokenizer if writes else word_tokenizer)(max_length=config.max_length)
+        report("rows", done, len(names), name)
+    tokenizer = word_tokenizer(max_length=config.max_length, writes=writes)
     encoder = TextEncoder(tokenizer, max_length=config.max_length)
     objective: Objective = (TextToText if writes else Classification)(space, encoder)
     out.mkdir(parents=True, exist_ok=True)
@@ -112,10 +107,7 @@ def train_ancestor(course: Course, *, out: Path) -> Path:
 
 
 def aligned(inputs: dict[str, Tensor], meanings: Tensor, *, end: int | None = None) -> Tensor:
-    """Label tokens (n, length): 1 if the meaning occurs in the other text, 0 if not, −1 where there is no pair.
-
-    Where inputs do not say which text a token is of, every text ends with the token `end`.
-    """
+    """Label tokens (n, length): 1 if the meaning is in the other text (texts end with `end`), 0 if not, −1: no pair."""
     real = inputs["attention_mask"].bool()
     if "token_type_ids" in inputs:
         segment = inputs["token_type_ids"]
@@ -173,30 +165,18 @@ def _t5(encoder: TextEncoder, config: Preset) -> T5ForConditionalGeneration:
     return T5ForConditionalGeneration(settings)
 
 
-def word_tokenizer(*, max_length: int) -> PreTrainedTokenizerFast:
-    """Make the tokenizer of the generated tasks: one token a word."""
-    names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
-    pair = "[CLS] $A [SEP] $B:1 [SEP]:1"
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    words = (*SPECIAL, *tiny.vocabulary())
-    return _tokenizer(words, single="[CLS] $A [SEP]", pair=pair, max_length=max_length, inputs=inputs, **names)
-
-
-def writer_tokenizer(*, max_length: int) -> PreTrainedTokenizerFast:
-    """Make the tokenizer of a model that writes: one token a word, one an answer, and an end after each text."""
-    pad, end, unknown = WRITER_SPECIAL
-    written = (answer for task in tiny.TASKS for answer in text_to_text.answers(task))
-    names = {"pad_token": pad, "eos_token": end, "unk_token": unknown}
-    inputs = ["input_ids", "attention_mask"]
-    words = (*WRITER_SPECIAL, *tiny.vocabulary(), *written)
-    return _tokenizer(
-        words, single=f"$A {end}", pair=f"$A {end} $B {end}", max_length=max_length, inputs=inputs, **names
-    )
-
-
-def _tokenizer(
-    words: Iterable[str], *, single: str, pair: str, max_length: int, inputs: list[str], **names: str
-) -> PreTrainedTokenizerFast:
+def word_tokenizer(*, max_length: int, writes: bool = False) -> PreTrainedTokenizerFast:
+    """Make the tokenizer of the generated tasks: one token a word; if a model writes, an answer is one, too."""
+    if writes:
+        pad, end, unknown = WRITER_SPECIAL
+        names = {"pad_token": pad, "eos_token": end, "unk_token": unknown}
+        single, pair, inputs = f"$A {end}", f"$A {end} $B {end}", ["input_ids", "attention_mask"]
+        written = [answer for task in tiny.TASKS for answer in text_to_text.answers(task)]
+        words = [*WRITER_SPECIAL, *tiny.vocabulary(), *written]
+    else:
+        names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
+        single, pair = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+        inputs, words = ["input_ids", "token_type_ids", "attention_mask"], [*SPECIAL, *tiny.vocabulary()]
     numbers = {word: i for i, word in enumerate(dict.fromkeys(words))}
     tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=names["unk_token"]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

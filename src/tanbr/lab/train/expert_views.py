@@ -1,8 +1,6 @@
 """What trains: K dense models that share all but their FFNs, which is a task-routed MoE; K LoRA adapters; or gates.
 
-Each task's rows run through a dense model with the task's own FFNs in it, so that a step costs what a dense model does,
-and a task that is not in the step has no gradient at all. The K models are views: they hold the same tensors. They stay
-in eval mode, without dropout, so that a step depends on its number alone.
+The K models are views of the same tensors, in eval mode, so that a step depends on its number alone.
 """
 
 import copy
@@ -74,9 +72,8 @@ class ExpertViews(nn.Module):
     ) -> list[float]:
         """Add the gradients of losses, each (expert, function of its view); give the losses' values.
 
-        With `blends` (losses, K) each loss is of a dense model with a blend of all experts in it, and teaches each of
-        them by its weight. The models run side by side; their gradients are added in order, so that sums do not depend
-        on timing.
+        With `blends` (losses, K) each is of a blend of all experts, which it teaches by weight. Gradients of models
+        that run side by side are added in order.
         """
         rows = [None] * len(losses) if blends is None else list(blends)
         values = []
@@ -116,10 +113,7 @@ class ExpertViews(nn.Module):
         return merged.requires_grad_(own[0].requires_grad)
 
     def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
-        """Write the MoE to the new folder `out`, with its card: a task an expert. Training started from `dense`.
-
-        One expert alone is a dense model, and is written as that.
-        """
+        """Write the MoE that started from `dense` to the folder `out`, with its card; one expert as a dense model."""
         if len(self) == 1:
             return write(self.view(0), out, dense, card=Card(tuple(tasks)))
         stacked = {name: torch.stack([self.weights(k)[name].detach() for k in range(len(self))]) for name in self.names}
@@ -132,9 +126,8 @@ class ExpertViews(nn.Module):
 class TokenViews(ExpertViews):
     """An MoE whose gates choose two experts for every token, whatever its task; a view of it per task runs its rows.
 
-    A load-balance loss, K Σ_k f_k P_k a site, keeps all experts in use: P_k is the gate's mean probability of expert k
-    in a task's batch, f_k the share of tokens that went to it first. That share is of all tasks, so that an expert may
-    prefer some; and of the step before, so that tasks can run side by side.
+    A load-balance loss, K Σ_k f_k P_k a site, keeps all experts in use. P_k is of a task's batch; f_k is of all tasks,
+    so that an expert may prefer some, and of the step before, so that tasks can run side by side.
     """
 
     sent: Tensor  # (V, sites, K) share of a task's tokens that went to an expert first, in the last step

@@ -1,15 +1,10 @@
 """Situation i of the paper: the normalisation layers of a merged model are tuned while a router learns to blend.
 
-Every step is a slot: a labelled batch, a blend for its task mix, one gradient step of the norms through the merged
-dense model, and the reward exp(−loss) per task. That is the paper's −loss, made to lie in [0, 1]: the (geometric) mean
-probability of the right answer. Rivals that train gates run through the same steps on the un-merged model.
-
-A router that learns wanders, and norms tuned to its wanderings are not those for what is served in the end. So norms
+Every step is a slot: a labelled batch, a blend for its mix, one gradient step of the norms, and the reward exp(−loss)
+per task: the paper's −loss, made to lie in [0, 1]. Rivals that train gates run through the same steps un-merged. Norms
 can also be tuned under draws around the blends that will be served, or in a merge that is always the same.
 
-What comes of it (Fig. 2, Table II) is measured on rows that no training has seen, before and after. With `tags` each
-task is answered by its own expert; `even` answers every task with what is chosen for a mix of all alike, `own` with
-what is chosen for the task alone.
+In figures, `tags` answers each task by its own expert, `even` by what is chosen for an even mix, `own` for it alone.
 """
 
 import copy
@@ -34,7 +29,6 @@ from tanbr.lab.rivals import ROUTERS, build
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import probes_of
 from tanbr.lab.rivals.regmean import regmean
-from tanbr.lab.rivals.rules import proportional
 from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, own_experts, write
 from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.objectives import Batch, Batches, Objective, objective_of
@@ -132,10 +126,7 @@ class BatchWorld(StreamWorld):
 
 
 class MergedTuner(BlendTuner):
-    """For every batch the blend of a router, which learns from the reward: a step is a turn of the loop.
-
-    The batches are of `mixes` (steps, V), and the router is one that can be saved.
-    """
+    """The blends of a router that learns from `mixes` (steps, V): a step is a turn of the loop."""
 
     def __init__(self, moe: Moe, router: Any, mixes: FloatArray) -> None:
         super().__init__(moe)
@@ -189,11 +180,7 @@ class MergedTuner(BlendTuner):
 
 
 class ServedTuner(BlendTuner):
-    """For every batch a draw around a blend that will be served: by a coin the even one, or the mix's proportional one.
-
-    `own` names each task's expert (V,). Every expert has a little of a draw's concentration, so that a blend of one
-    expert has neighbours, too.
-    """
+    """For every batch a draw around a blend that will be served: the even one, or the proportional by `own` (V,)."""
 
     def __init__(self, moe: Moe, *, own: Sequence[int]) -> None:
         super().__init__(moe)
@@ -215,7 +202,8 @@ class ServedTuner(BlendTuner):
 
     def choose(self, task_mix: ArrayLike) -> Blend:
         """Give every expert the share of its tasks in the mix."""
-        return proportional(task_mix, own=self._own, experts=self.moe.num_experts)
+        shares = np.bincount(self._own, weights=np.asarray(task_mix), minlength=self.moe.num_experts)
+        return shares.astype(np.float64)
 
 
 class GatedTuner(Tuner):
@@ -246,10 +234,8 @@ def task_counts(batch: Batch, *, tasks: int) -> FloatArray:
 
 def rewards(losses: Tensor, batch: Batch, *, tasks: int) -> FloatArray:
     """Turn rows' losses (n,) into a reward per task (V,): exp(−mean loss), NaN for a task without rows."""
-    of = batch.tasks.cpu()
-    counts = torch.bincount(of, minlength=tasks)
-    sums = torch.zeros(tasks, dtype=torch.float64).index_add(0, of, losses.cpu().double())
-    result: FloatArray = torch.exp(-sums / counts).numpy()  # 0 / 0 is NaN
+    sums = torch.zeros(tasks, dtype=torch.float64).index_add(0, batch.tasks.cpu(), losses.cpu().double())
+    result: FloatArray = torch.exp(-sums / torch.from_numpy(task_counts(batch, tasks=tasks))).numpy()  # 0 / 0 is NaN
     return result
 
 
@@ -298,10 +284,7 @@ def run(
     tagged: bool = False,
     also: Callable[[Tuner, Objective], Any] | None = None,
 ) -> dict[str, Any]:
-    """Tune norms on `rows` while a router or gates learn, and measure on `unseen` rows; all goes to `out`/router.
-
-    What `also` makes of the tuned tuner is part of the result, before anything is asked of it or put back.
-    """
+    """Tune norms on `rows` while a router or gates learn, measure on `unseen`, and `also`; all goes to `out`/router."""
     folder, V = out / check(router), len(tasks)
     mixes = np.random.default_rng(tuning.seed).dirichlet(np.full(V, ALPHA), tuning.steps)
     tuner = _tuner(checkpoint, router, tasks=tasks, rows=rows, mixes=mixes, tuning=tuning, choosing=choosing)

@@ -1,8 +1,6 @@
 """How labelled rows teach a model, and how its answers are read: from a head over the label space, or as text.
 
-Batches are drawn by step number alone, so that a resumed run sees the same ones. A task's rows are encoded once. An
-epoch visits each of them once, in batches of like length: rows are shuffled, sorted by length within stretches of the
-shuffle, cut into batches, and the batches are shuffled.
+Batches depend on the step number alone. An epoch visits each row once, in batches of like length.
 """
 
 from abc import ABC, abstractmethod
@@ -261,10 +259,7 @@ class Batches:
 
 
 def _weighed(pool: Batch, task: Task, rows: Sequence[Row]) -> Batch:
-    """Add the rows' weights, 1 on average: all labels weigh alike in a task whose metric is Matthews' correlation.
-
-    Of CoLA's sentences 70% are acceptable; a model that calls all of them so has a low loss, and a correlation of 0.
-    """
+    """Add the rows' weights, 1 on average: labels weigh alike where the metric is Matthews' (CoLA: 70% good)."""
     weights = torch.ones(len(rows))
     if "matthews" in task.metrics:
         _, label, counts = np.unique([row.target for row in rows], return_inverse=True, return_counts=True)

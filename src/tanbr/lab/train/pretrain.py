@@ -1,14 +1,9 @@
 """Task-routed training: every task trains its own copy of a dense ancestor's FFNs.
 
-The ancestor may learn all tasks first (`train_together`): nobody tells a merged model a request's task, and what
-routing told the experts while they trained, their blends cannot know, unless the ancestor has learnt to recognise it.
-The experts of all sites start equal, which is what makes blends of them meaningful; what they share (embeddings,
-attention, norms, head) goes on learning at a rate of its own. A step takes a batch of every task, one after the other,
-and moves all weights once. In steps that are meant for merging, a task's batch runs through a blend of all experts
-around its own (`mergeable_blends`), so that experts learn to be good together, too.
-
-Beside it, two rivals of such experts that learn from the same rows in the same steps: experts that belong to no task,
-because learned gates route every token, and one dense model for all tasks.
+The ancestor may learn all tasks first: nobody tells a merged model a request's task, so it must recognise it. Experts
+start equal, which makes their blends meaningful. A step takes a batch of every task, and moves all weights once; in
+some steps a batch runs through a blend of all experts around its own (`mergeable_blends`). Two rivals learn from
+the same rows: experts behind learned gates, and one dense model.
 """
 
 import re
@@ -88,10 +83,7 @@ class Course:
     def backward(
         self, experts: ExpertViews, step: int, *, rows: Mapping[str, int], blends: FloatArray | None = None
     ) -> dict[str, float]:
-        """Leave the gradients of a step's batches, each task's through its own expert (or the one there is).
-
-        A task has `rows` of a batch, or the settings' number of them. Gives the tasks' losses.
-        """
+        """Leave the gradients of a step's batches, each task's through its own expert; give the tasks' losses."""
         tasks, V = self.objective.space.tasks, len(self.objective.space.tasks)
 
         def share(batch: Batch, view: Any) -> Tensor:
@@ -120,9 +112,8 @@ def train_from_dense(
 ) -> tuple[Path, dict[str, Figures]]:
     """Train one expert per task from a dense BERT or T5, or what else `routing` says; write it to `out`/model.
 
-    With `adapters` they are LoRA adapters in `out`/adapters, and what is given is the list of them.
-    With `ancestor_steps` the dense model learns all tasks first, and is written to `out`/ancestor. In the end the model
-    is scored on `unseen` rows, if there are any.
+    With `adapters` they are LoRA adapters, and the list of them is given; with `ancestor_steps` the dense model learns
+    all tasks first. The model is scored on `unseen` rows, if there are any.
     """
     device = device_of(config.device)  # before anything is written
     if config.adapters and (config.mergeable or routing != "task"):
@@ -149,10 +140,7 @@ def train_from_dense(
 
 
 def train_together(dense: Path, course: Course, *, out: Path) -> Path:
-    """Train a dense checkpoint on all tasks at once, for `ancestor_steps`, and write it to `out`.
-
-    An ancestor that is there without a state was put there, to start from what another run did, and stays as it is.
-    """
+    """Train a dense checkpoint on all tasks at once into `out`; one without a state was put there, and stays."""
     config = course.config
     if out.exists() and not out.with_suffix(".state").exists():
         return out
@@ -173,11 +161,7 @@ def train_together(dense: Path, course: Course, *, out: Path) -> Path:
 
 
 def train_experts(ancestor: Path, course: Course, *, out: Path, first_step: int, routing: Routing = "task") -> Path:
-    """Train one expert per task from a dense checkpoint, or what else `routing` says, and write the model to `out`.
-
-    With `adapters` the experts are LoRA adapters, and `out` is a folder of these. The first batch is that of
-    `first_step`: those before it have taught the ancestor.
-    """
+    """Train what `routing` says from a dense checkpoint; the steps before `first_step` have taught the ancestor."""
     config, tasks, device = course.config, course.objective.space.tasks, course.batches.device
     dense = load(ancestor).to(device)
     if config.adapters:

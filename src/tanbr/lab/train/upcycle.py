@@ -156,10 +156,7 @@ def write_moe(
     progress: Progress,
     card: Card | None = None,
 ) -> None:
-    """Write an MoE to the new folder `out`: routers at random, the rest as `read` from a source.
-
-    It is asked for a tensor by the dense model's name, of an expert or (None) of all.
-    """
+    """Write an MoE to the folder `out`: routers at random, the rest by `read` (dense name, expert or None for all)."""
     generator = torch.Generator().manual_seed(0)
 
     def filled() -> Iterator[Tensor]:
