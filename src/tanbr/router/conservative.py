@@ -30,8 +30,7 @@ from tanbr.router.simplex import first_best, keep_largest
 from tanbr.types import Account, Decision, FloatArray
 
 DOUBT = 0.5  # κ, chosen by hand on tables of real blends, seeds 100 to 105 (docs/router.md, "Do no harm")
-MARGIN = 0.003  # by which a bound must exceed the served blend's where the experts' tasks are known: without it that
-# baseline is left for noise. Around the even blend a margin cost points (docs/router.md).
+MARGIN = 0.003  # by which a bound must exceed the served blend's where the experts' tasks are known: it saves merges
 KEPT = 256  # rows of the ledger that are valued anew: as many slots as a kernel is fitted to, at a bounded cost
 
 
@@ -55,11 +54,7 @@ def baseline_panel(rules: Rules, readings: Readings, models: int) -> Baseline:
 
 
 def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: Sequence[Decision]) -> Panel:
-    """Take the panel of highest worth that the balance pays for; the baseline panel is always one.
-
-    The others are the served one, which stays unless another is better by a margin, and the one that would be wanted if
-    nothing but the bound counted.
-    """
+    """Take the baseline panel, the served one or the wanted one: the one of highest worth that the balance pays for."""
     base, mix, config = baseline_panel(rules, readings, models), readings.mix, rules.config
     served = open_[-1].blends if open_ and open_[-1].id > known.ledger.newest else known.ledger.served
     served = served if len(served) == models else base.blends
@@ -126,18 +121,17 @@ def entered(rules: Rules, known: Known, decision: Decision) -> Known:
     )
     off = np.abs(blends - baselines).max(axis=1) > gp.SAME
     book = known.ledger
-    newer = decision.id > book.newest
+    if decision.id > book.newest:
+        swapped = len(book.served) > 0 and not same(book.served, decision.blends)
+        book = replace(book, newest=decision.id, served=decision.blends, swaps=book.swaps + swapped)
     book = replace(
         book,
         slots=book.slots + 1,
         off=book.off + bool(off.any()),
-        swaps=book.swaps + (len(book.served) > 0 and not same(book.served, decision.blends)),
         earned=book.earned + float((gp.mean_at(rules.prior, known.posterior, baselines) * mixes).sum()),
         mixes=np.concatenate([book.mixes, mixes[off]]),
         blends=np.concatenate([book.blends, blends[off]]),
         baselines=np.concatenate([book.baselines, baselines[off]]),
-        newest=decision.id if newer else book.newest,
-        served=decision.blends if newer else book.served,
     )
     return settled(rules, replace(known, ledger=book), keep=KEPT)
 

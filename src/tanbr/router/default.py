@@ -4,6 +4,8 @@
 (`conservative.py`), fits kernel and noise at set slots (`gp.py`), and grows the tree where the bound is high.
 """
 
+# ruff: noqa: ARG002 - a policy is handed random numbers; this one draws only at the start
+
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,7 +34,7 @@ class GpTree(Rules):
 
     panels = True
 
-    def choose(self, state: Known, asked: Question, rng: np.random.Generator) -> Decision:  # noqa: ARG002
+    def choose(self, state: Known, asked: Question, rng: np.random.Generator) -> Decision:
         """Choose what the bound says; with a baseline, what the balance pays for."""
         readings = Readings.of(asked.task_mix, asked.confusion)
         if self.careful:
@@ -51,12 +53,7 @@ class GpTree(Rules):
         return asked.decided(panel.blends, terms, estimates=panel.estimates)
 
     def learn(
-        self,
-        state: Known,
-        decision: Decision,
-        rewards: FloatArray,
-        counts: FloatArray,
-        rng: np.random.Generator,  # noqa: ARG002
+        self, state: Known, decision: Decision, rewards: FloatArray, counts: FloatArray, rng: np.random.Generator
     ) -> Known:
         """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
         taught, mixes = [], group_mixes(decision.estimates, Readings.of(decision.task_mix, decision.confusion))
@@ -78,7 +75,7 @@ class GpTree(Rules):
         return self._counted(*self._observed(state, blend, reward, counts))
 
     def practised(self, state: Known, blend: Blend, gain: FloatArray, errors: FloatArray) -> Known:
-        """Take in gains (V,) over the even blend, NaN where unseen, as sure as their standard errors (V,) say.
+        """Take in gains (V,) over the even blend, NaN where unseen, and their standard errors (V,).
 
         From the first one on rewards are what a blend earns beyond the even one: all else is forgotten.
         """
@@ -112,9 +109,10 @@ class GpTree(Rules):
     def _observed(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> tuple[Known, float]:
         """Pool a reward, after what it contradicts was forgotten; how much it taught."""
         if self.config.change > 0 and state.fitted:
-            mean, variance = gp.predicted(self.prior, state.posterior, blend, counts)
+            pool = state.posterior
+            mean, variance = gp.predicted(self.prior, pool, blend, counts)
             watch, changed = state.watch.weighed(
-                reward - mean, variance, shift=state.posterior.variance, slot=state.slots, threshold=self.config.change
+                reward - mean, variance, shift=pool.variance, slot=state.slots, threshold=self.config.change
             )
             state = replace(state, watch=watch)
             if len(changed):
@@ -124,8 +122,7 @@ class GpTree(Rules):
 
     def _unlearned(self, state: Known, changed: NDArray[np.intp]) -> Known:
         """Forget the rewards of changed tasks; where several changed together, start over with all of them."""
-        tasks = self.sizes.tasks
-        state = settled(self, state)
+        tasks, state = self.sizes.tasks, settled(self, state)
         posterior = state.posterior
         if state.watch.together(state.slots):
             changed = np.arange(tasks)
@@ -151,10 +148,7 @@ class GpTree(Rules):
         return state
 
     def _grown(self, state: Known, mix: TaskMix) -> Known:
-        """Expand the leaf of highest bound, or else of highest mean, once its variance is low enough.
-
-        A full tree stays as it is: to use the rows of poor leaves again earned nothing in 800 slots of switching mixes.
-        """
+        """Expand the leaf of highest bound, or else of highest mean, once its variance is low enough."""
         pool, tree, nodes = state.posterior, state.tree, self.nodes(state)
         ripe = tree.leaf & (tree.depth <= DEEPEST)
         mean = np.where(ripe, pool.mean[nodes] @ mix, -np.inf)
@@ -189,12 +183,7 @@ class GpTree(Rules):
             away = cdist(tree.blend[order], pool.arms)  # (n, m)
             visits = np.where(away.min(axis=1) < SNAP, pool.visits[away.argmin(axis=1)], 0.0)
         return TreeView(
-            parent=place[tree.parent[order]],
-            depth=tree.depth[order],
-            blend=tree.blend[order],
-            visits=visits,
-            value=pool.mean[self.nodes(state)][order],
-            leaf=tree.children[order] == 0,
-            active=np.ones(len(order), dtype=np.bool_),
-            node=order.astype(np.int64),
-        )
+            parent=place[tree.parent[order]], depth=tree.depth[order], blend=tree.blend[order], visits=visits,
+            value=pool.mean[self.nodes(state)][order], leaf=tree.children[order] == 0,
+            active=np.ones(len(order), dtype=np.bool_), node=order.astype(np.int64),
+        )  # fmt: skip
