@@ -46,7 +46,7 @@ class StartBlend:
         """
         self._groups = np.array(groups, dtype=np.intp)
         self._surveyed = surveyed if kind is None else None
-        self._own = list(own_experts) if kind == "proportional" or (kind is None and own_experts) else []
+        self._own = list(own_experts) if kind in (None, "proportional") else []
         if kind == "proportional" and not own_experts:
             raise ConfigError(
                 "a proportional blend needs a checkpoint that names its experts' tasks, and a --history that tells "
@@ -63,8 +63,7 @@ class StartBlend:
     def __call__(self, readings: Readings, served: FloatArray, *, models: int) -> tuple[FloatArray, FloatArray]:
         """Give up to G blends (n, K) for a mix as it is read, and what each task is taken to earn at each (n, V).
 
-        Where nothing is known of tasks and experts, that is one blend. A blend that is `served` (m, K) already stands
-        for one that is near enough to it.
+        A blend that is `served` (m, K) already stands for one that is near enough to it.
         """
         tasks = len(readings.task_mix)
         blends, estimates = self._fixed[None].copy(), np.ones((1, tasks))

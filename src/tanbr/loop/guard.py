@@ -50,7 +50,7 @@ class Guard:
         return Guard(np.zeros((2, tasks)))
 
     def probed(self, version: int, probes: Probes, mix: TaskMix, *, margin: float) -> "Guard":
-        """Remember a blend's probes; Refused if it answers with NaN, or earns less than the best good one by a margin."""
+        """Remember a blend's probes; Refused if it answers with NaN, or is below the best good one by the margin."""
         rewards, of, tasks = probes.rewards, probes.tasks, len(mix)
         if rewards is None:
             raise Refused("it answers with NaN", np.where(mix > 0, 0.0, np.nan), LEAST_COUNT * mix)
@@ -96,7 +96,7 @@ class Guard:
         return float(sums.sum() / counts.sum()) if counts.any() else float("nan")
 
     def judged(self, trust: Trust, *, margin: float) -> tuple[int, str] | None:
-        """Name a version that should answer no more, and why; the verdict must stand without any client but a leader."""
+        """Name a version that should answer no more, and why: a verdict that no client alone decides, but a leader."""
         for version, of in self.live.items():
             why = self._fell(of, margin)
             if why is not None and all(

@@ -18,8 +18,17 @@ from tanbr.errors import DecisionError, InputError, SettingsError, StateError
 from tanbr.router.simplex import Sizes, as_size
 from tanbr.state import Arrays, from_arrays, read_state, to_arrays, write_state
 from tanbr.types import (
-    Decision, FloatArray, TaskMix, Terms, TreeView,
-    as_blend, as_confusion, as_counts, as_reward, as_task_mix, frozen,
+    Decision,
+    FloatArray,
+    TaskMix,
+    Terms,
+    TreeView,
+    as_blend,
+    as_confusion,
+    as_counts,
+    as_reward,
+    as_task_mix,
+    frozen,
 )  # fmt: skip
 
 LAYOUT = 6  # written into the header; states of tanbr 0.1 have at most 5
@@ -64,7 +73,9 @@ class RouterState:
 
 
 class AskTell:
-    """A router: a policy behind `ask` and `tell`. Its states are frozen dataclasses, to which no step writes. It has
+    """A router: a policy behind `ask` and `tell`.
+
+    A policy's states are frozen dataclasses, to which no step writes. It has
 
     - `panels`, whether it can choose more than one blend at a time,
     - `start(rng)`, which makes the state that knows nothing,
@@ -126,7 +137,7 @@ class AskTell:
         return replace(self._state, open=tuple(one for one in self._state.open if one.id != asked.id))
 
     def warm_start(self, blends: ArrayLike, rewards: ArrayLike, counts: ArrayLike | None = None) -> None:
-        """Learn from blends (n, K), rewards (n, V) of earlier, NaN where unseen, and the requests behind each (n, V)."""
+        """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen, with the requests behind each."""
         xs = [as_blend(x, experts=self.experts) for x in _table(blends, "blends", self.experts)]
         known = self._state.known
         for x, r, c in zip(xs, *self._rewards(rewards, counts, rows=len(xs)), strict=True):
