@@ -14,7 +14,7 @@ from tanbr.router import Tanbr
 from tanbr.router import contract as toy
 from tanbr.state import HEADER, from_arrays, read_state, to_arrays, write_state
 
-SMALL = {"default": {"room": 12}, "paper": {"width": 8}}
+SMALL = {"paper": {"width": 8}}
 MUTATIONS = int(os.environ.get("MUTATIONS", "300"))
 
 
@@ -133,7 +133,7 @@ def test_no_more_is_allocated_than_a_file_holds(tmp_path, shape):
     assert most < 1_000_000
 
 
-@pytest.mark.parametrize("change", [{"experts": 4096}, {"tasks": 4096}, {"config": {"default": {"room": 10**9}}}])
+@pytest.mark.parametrize("change", [{"experts": 4096}, {"tasks": 4096}])
 def test_settings_that_speak_of_more_than_the_file_holds_allocate_little(tmp_path, change):
     path = tmp_path / "state.npz"
     size = len(saved(path))

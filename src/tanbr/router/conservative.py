@@ -64,7 +64,7 @@ def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: 
 
     flat = panels.reshape(-1, panels.shape[2])
     mean, gain = gp.at(rules.prior, known.posterior, flat)
-    found = Candidates(flat, mean, widths(rules, known, gain, readings.task_mix), np.full(len(flat), -1))
+    found = Candidates(flat, mean, widths(rules, known, gain, readings.task_mix))
     of_tasks = found.bound.reshape(*panels.shape[:2], -1)  # (P, G, V)
     bounds = readings.bound(of_tasks)
     bounds[0] = _at_home(bounds[0], base.home)

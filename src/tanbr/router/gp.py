@@ -304,15 +304,6 @@ def start_over(prior: Prior, state: Posterior) -> Posterior:
     return replace(state, width=WIDTH, variance=prior.variance, correlation=CORRELATION, lift=prior.lift)
 
 
-def with_points(prior: Prior, state: Posterior, rows: NDArray[np.intp], points: FloatArray) -> Posterior:
-    """Put new points (n, K) into the given rows."""
-    (mean, gain), columns = at(prior, state, points), {}
-    for name, values in (("points", points), ("cross", state.kernel(points)), ("mean", mean), ("gain", gain)):
-        columns[name] = getattr(state, name).copy()
-        columns[name][rows] = values
-    return replace(state, **columns)
-
-
 def rebuild(prior: Prior, state: Posterior) -> Posterior:
     """Compute A, α and the points' posterior from the pooled rewards."""
     kernel, weights = state.kernel(state.arms), state.weights
