@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from tanbr.errors import InputError
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.router.panel import (
-    Readings,
-    chosen,
-    greedy,
-    rise,
-    task_groups,
-    worth,
-)
+from tanbr.router.panel import Readings, chosen, greedy, rise, task_groups, worth
 from tanbr.types import Decision
 
 MIX = np.array([0.4, 0.3, 0.2, 0.1])
@@ -76,23 +69,6 @@ def test_what_is_misread_changes_the_panel_and_odd_confusion_is_refused():
     for odd in (np.eye(3), np.full((4, 4), 0.5), -np.eye(4), np.full((4, 4), np.nan), "eye"):
         with pytest.raises(InputError):
             Tanbr(4, 4, config=OWN).ask(MIX, models=2, confusion=odd)
-
-
-def test_two_models_learn_what_one_cannot_be():
-    """Two tasks whose best blends are opposite: a panel of two earns both, a single blend half."""
-
-    def reward(blends):
-        return np.clip(np.stack([1.1 * blends[:, 0], 1.1 * blends[:, 1]], axis=1), 0.0, 1.0)
-
-    earned = {}
-    for models in (1, 2):
-        router = Tanbr(2, 2, seed=0)
-        for _ in range(60):
-            panel = router.ask([0.5, 0.5], models=models)
-            router.tell(panel, reward(panel.blends))
-        earned[models] = reward(panel.blends)[panel.assign(np.eye(2)), [0, 1]].mean()
-    assert earned[1] <= 0.55 + 1e-9
-    assert earned[2] > 0.75
 
 
 def test_a_panel_is_learned_by_the_readings_that_it_was_chosen_by(tmp_path):

@@ -125,9 +125,10 @@ def _choose(learner: Learner, kept: Choice | None) -> Choice:
 
 def _asked(learner: Learner) -> Choice:
     """Ask the router for a blend, or for as many as are served side by side."""
-    models = learner.rules.models
-    panel = {} if models == 1 else {"models": models, "confusion": learner.monitor.confusion}
-    return Choice.of(learner.router.ask(learner.forecast, **panel))
+    models, router, mix = learner.rules.models, learner.router, learner.forecast
+    if models == 1:
+        return Choice.of(router.ask(mix))
+    return Choice.of(router.ask(mix, models=models, confusion=learner.monitor.confusion))
 
 
 def _prepare(learner: Learner, world: World[P], choice: Choice, kept: Choice | None) -> tuple[Sequence[P], Learner]:

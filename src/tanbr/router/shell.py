@@ -44,9 +44,8 @@ class Question:
     confusion: FloatArray | None = None  # (V, V) how each task's requests are read; None: rightly
     open: tuple[Decision, ...] = ()  # decisions whose reward is still to come, oldest first
 
-    def decided(self, blends: FloatArray, terms: tuple[Terms, ...], *, estimates: FloatArray | None = None) -> Decision:
-        """Make the decision of blends (G, K), or of one (K,)."""
-        known = {} if estimates is None else {"estimates": estimates}
+    def decided(self, blends: FloatArray, terms: tuple[Terms, ...] = (), **known: FloatArray) -> Decision:
+        """Make the decision of blends (G, K), or of one (K,); of several, `estimates` say what goes to which."""
         return Decision(self.id, self.task_mix, blends, confusion=self.confusion, terms=terms, **known)
 
 

@@ -1,7 +1,7 @@
 """The regret study: routers on synthetic reward maps whose best blend is known, and under what deployment adds.
 
     python -m tanbr.lab.studies.regret --quick
-    python -m tanbr.lab.studies.regret --suite hard --routers tanbr,tanbr:choose.SNAP=1e-6,vector-gp --seeds 2 --out hard.json
+    python -m tanbr.lab.studies.regret --suite hard --routers tanbr,tanbr:change=0,vector-gp --seeds 2 --out hard.json
     python -m tanbr.lab.studies.regret --suite requests --routers parts --slots 200 --seeds 3 --out ablation.json
 
 A router is one of ROUTERS, or the default router with settings, or constants of its modules, changed:
