@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tanbr.router import gp
 from tanbr.router.choose import Candidates, Panel, panel_of, wanted, widths
 from tanbr.router.known import Known, Rules
-from tanbr.router.panel import Readings, proportional_blends, task_groups, worth
+from tanbr.router.panel import Readings, proportional_panel, worth
 from tanbr.router.simplex import first_best, keep_largest
 from tanbr.types import Account, Decision, FloatArray
 
@@ -46,11 +46,8 @@ def baseline_panel(rules: Rules, readings: Readings, models: int) -> Baseline:
     if rules.prior.own is None:
         one = keep_largest(np.full((1, rules.sizes.experts), 1.0 / rules.sizes.experts), rules.sizes.max_active)
         return Baseline(np.repeat(one, models, axis=0), np.zeros(len(readings.mix), dtype=np.intp))
-    home = np.array(rules.config.task_groups, dtype=np.intp)
-    if len(home) != rules.sizes.tasks or home.max() + 1 != models:  # nobody measured this
-        home = task_groups(readings, models)
-    blends = proportional_blends(readings, home, models, own=rules.prior.own, sizes=rules.sizes)
-    return Baseline(blends, home)
+    groups = rules.config.task_groups
+    return Baseline(*proportional_panel(readings, models, own=rules.prior.own, groups=groups, sizes=rules.sizes))
 
 
 def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: Sequence[Decision]) -> Panel:

@@ -138,6 +138,19 @@ def task_groups(readings: Readings, models: int) -> NDArray[np.intp]:
     return labels
 
 
+def proportional_panel(
+    readings: Readings, models: int, *, own: ArrayLike, groups: ArrayLike, sizes: Sizes
+) -> tuple[FloatArray, NDArray[np.intp]]:
+    """Give each group of tasks their own experts by the shares of the mix: blends (G, K), and each task's model (V,).
+
+    `groups` (V,) counts where somebody measured for so many models which tasks lose least by sharing one.
+    """
+    home = np.asarray(groups, dtype=np.intp)
+    if len(home) != sizes.tasks or home.max() + 1 != models:
+        home = task_groups(readings, models)
+    return proportional_blends(readings, home, models, own=own, sizes=sizes), home
+
+
 def proportional_blends(
     readings: Readings, labels: NDArray[np.intp], models: int, *, own: ArrayLike, sizes: Sizes
 ) -> FloatArray:
