@@ -49,17 +49,13 @@ class Panel:
     terms: tuple[Terms, ...]  # (G,)
 
 
-def panel_of(found: Candidates, rows: Rows, readings: Readings, *, compared: int | None = None) -> Panel:
+def panel_of(found: Candidates, rows: Rows, readings: Readings) -> Panel:
     """Say of the chosen rows what the server and an operator need to know."""
-    bound = found.bound[rows]
-    mixes = group_mixes(bound, readings)
+    bound, count = found.bound[rows], len(found.blends)
+    own = zip(found.mean[rows], found.width[rows], group_mixes(bound, readings), strict=True)
     terms = tuple(
-        Terms(
-            mean=float(found.mean[row] @ own), uncertainty=float(found.width[row] @ own),
-            candidates=len(found.blends) if compared is None else compared,
-        )
-        for row, own in zip(rows, mixes, strict=True)
-    )  # fmt: skip
+        Terms(float(mean @ mix), uncertainty=float(width @ mix), candidates=count) for mean, width, mix in own
+    )
     return Panel(found.blends[rows], bound, terms)
 
 

@@ -87,10 +87,10 @@ def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: 
     if value[1] >= value[best] - margin and not same(served, base.blends):
         best = 1
     best = 0 if same(panels[best], base.blends) else best
-    chosen = panel_of(found, np.arange(models) + best * models, readings, compared=want.terms[0].candidates)
+    chosen = panel_of(found, np.arange(models) + best * models, readings)
     estimates = _at_home(of_tasks[0], base.home) if best == 0 else chosen.estimates  # assignment is by tasks
-    base_reward, charge = float(expected[0]), float(least[best])
-    terms = (replace(one, baseline=base_reward, least_gain=charge, balance=float(balance)) for one in chosen.terms)
+    every = replace(want.terms[0], baseline=float(expected[0]), least_gain=float(least[best]), balance=float(balance))
+    terms = (replace(every, mean=one.mean, uncertainty=one.uncertainty) for one in chosen.terms)
     return Panel(chosen.blends, estimates, tuple(terms))
 
 

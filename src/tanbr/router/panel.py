@@ -161,11 +161,8 @@ def proportional_blends(
     """
     likely = np.asarray(own)
     likely = np.eye(sizes.experts)[likely] if likely.ndim == 1 else likely
-    blends = np.zeros((models, sizes.experts))
     inside = labels == np.arange(models)[:, None]
     inside[~inside.any(axis=1)] = True
     received = readings.received(inside)
-    for blend, share, tasks in zip(blends, received, inside, strict=True):
-        share = share if share.any() else tasks / tasks.sum()
-        blend[:] = share / share.sum() @ likely
-    return keep_largest(blends, sizes.max_active)
+    share = np.where(received.any(axis=1, keepdims=True), received, inside)
+    return keep_largest(share / share.sum(axis=1, keepdims=True) @ likely, sizes.max_active)
