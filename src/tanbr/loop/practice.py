@@ -2,9 +2,9 @@
 
 With a label, the answer of any blend to a logged request has a known reward; often it has one without a label, too
 (`known_rewards`). The learner keeps requests of each task whose outcome is known, and tries on them: every expert
-alone, which says what expert each task needs; each task's two best experts, half each; then what the router suggests.
-All of them are compared with the even blend on the same rows, so that the noise of hard rows cancels. What runs it (a
-thread of the server, a simulation) asks for an `Exercise`, answers its rows and brings the rewards.
+alone, which says what expert each task needs, and what the router suggests. All of them are compared with the even
+blend on the same rows, so that the noise of hard rows cancels. What runs it (a thread of the server, a simulation) asks
+for an `Exercise`, answers its rows and brings the rewards.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,6 @@ class Exercise:
     rows: tuple[Logged, ...]
     why: str
     column: int = -1  # of the table: an expert alone, or K for the even blend
-    pair: tuple[int, int, int] | None = None  # a task and its two best experts
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +86,6 @@ class Practice:
     tried: tuple[Tried, ...] = ()
     done: int = 0  # exercises
     suggested: int = 0  # of them, those that the router suggested
-    paired: frozenset[tuple[int, int, int]] = frozenset()  # a task and its two best experts, tried half and half
     own: FloatArray | None = None  # (V, K) how likely each expert is to be a task's own, as the router was told
     untold: tuple[tuple[Blend, FloatArray, FloatArray], ...] = ()  # blends, gains (V,) and errors (V,), until READY
 
@@ -160,13 +158,6 @@ class Practice:
         if missing.any() and not (self.done % 2 and self._tested()):
             expert = int(missing.sum(axis=0).argmax())
             return self._exercise(np.eye(K)[expert], wanted[missing[:, expert]], "an expert alone", expert)
-        means, _, counts = self.experts_alone()
-        for task in np.flatnonzero(counts >= ALONE) if K > 1 else ():
-            best, second = np.argsort(-means[task], kind="stable")[:2].tolist()
-            pair, rows = (int(task), best, second), rng.permutation(np.flatnonzero(self.of == task))
-            if pair not in self.paired:
-                half = 0.5 * (np.eye(K)[best] + np.eye(K)[second])
-                return replace(self._exercise(half, rows, "a task's two best experts"), pair=pair)
         optimism = OPTIMISM[self.suggested % len(OPTIMISM)]
         panel = router.suggest(mix, models=models, confusion=confusion, optimism=optimism)
         place = self.suggested // len(OPTIMISM) % len(panel.blends)
@@ -209,9 +200,8 @@ class Practice:
         table = self.table.copy()
         if exercise.column >= 0:
             table[rows, exercise.column] = chances
-        pair = {exercise.pair} if exercise.pair else set()
-        suggested = self.suggested + (exercise.column < 0 and exercise.pair is None)
-        after = replace(self, table=table, done=self.done + 1, suggested=suggested, paired=self.paired | pair)
+        suggested = self.suggested + (exercise.column < 0)
+        after = replace(self, table=table, done=self.done + 1, suggested=suggested)
         told = list(self.untold)
         if exercise.column == K:
             table[rows, K + 1] = rewards  # what was served is paired with it now, at no cost
