@@ -42,13 +42,10 @@ def test_a_blend_of_too_many_experts_is_refused() -> None:
         as_blend([0.2, 0.3, 0.5], experts=3, max_active=2)
 
 
-@pytest.mark.parametrize("values", [[1.1, 0.0], [-0.1, 0.0], [np.inf, 0.0]])
-def test_a_reward_out_of_range_is_refused(values: list[float]) -> None:
-    with pytest.raises(InputError, match=r"\[0, 1\]"):
-        as_reward(values, tasks=2)
-
-
-def test_counts_stand_behind_exactly_the_seen_rewards() -> None:
+def test_rewards_lie_between_0_and_1_and_counts_stand_behind_those_that_were_seen() -> None:
+    for values in ([1.1, 0.0], [-0.1, 0.0], [np.inf, 0.0]):
+        with pytest.raises(InputError, match=r"\[0, 1\]"):
+            as_reward(values, tasks=2)
     reward = as_reward([0.5, np.nan], tasks=2)
     assert as_counts(None, reward=reward).tolist() == [1.0, 0.0]
     assert as_counts([7, 0], reward=reward).tolist() == [7.0, 0.0]

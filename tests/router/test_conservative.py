@@ -22,7 +22,7 @@ owners = st.sampled_from([(), OWN])
 
 
 def careful(own=OWN, *, seed=0, **changes):
-    config = RouterConfig.model_validate({"default": {"room": 0, **changes}}).of_requests(own)
+    config = RouterConfig.model_validate({"default": changes}).of_requests(own)
     return Tanbr(K, V, seed=seed, config=config)
 
 

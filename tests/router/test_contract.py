@@ -1,5 +1,4 @@
 from functools import partial
-from itertools import count
 
 import numpy as np
 import pytest
@@ -10,8 +9,6 @@ from tanbr.router.contract import (
     blends_are_feasible,
     check_learns,
     check_router,
-    declined_decisions_leave_no_trace,
-    same_seed_same_choices,
 )
 from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.types import Decision, as_counts, as_reward, as_task_mix
@@ -26,16 +23,6 @@ class Overspent(Tanbr):
 
     def tell(self, decision, reward, counts=None):  # type: ignore[no-untyped-def]
         super().tell(decision.id, reward, counts)
-
-
-SEEDS = count()
-
-
-class Moody(Tanbr):
-    """Takes no notice of its seed."""
-
-    def __init__(self, *sizes: int, seed: int = 0, **settings: int) -> None:
-        super().__init__(*sizes, seed=next(SEEDS), **settings)  # type: ignore[arg-type]
 
 
 class Bare:
@@ -61,15 +48,6 @@ class Bare:
         del self.waiting[wanted]
 
 
-class Swayed(Tanbr):
-    """A declined decision teaches it that its blend earns nothing."""
-
-    def decline(self, decision):  # type: ignore[no-untyped-def]
-        blends = self._find_open(decision).blends
-        super().decline(decision)
-        self.warm_start(blends, np.zeros((len(blends), self.tasks)), np.full((len(blends), self.tasks), 9.0))
-
-
 def test_ask_and_tell_are_enough() -> None:
     check_router(Bare)
 
@@ -78,8 +56,6 @@ def test_ask_and_tell_are_enough() -> None:
     ("check", "router"),
     [
         (blends_are_feasible, Overspent),
-        (same_seed_same_choices, Moody),
-        (declined_decisions_leave_no_trace, Swayed),
         (partial(check_learns, slots=8, at_least=0.3), Bare),
     ],
 )

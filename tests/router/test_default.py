@@ -1,4 +1,4 @@
-"""The default router: its tree, its optimism, and what it does when rewards change."""
+"""The default router: its optimism, and what it does when rewards change."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from tanbr.errors import ConfigError
 from tanbr.router import Tanbr, default, gp
 from tanbr.router.config import DefaultModeConfig, RouterConfig
 from tanbr.router.contract import EVEN, K, V, play, toy_reward
-from tanbr.router.default import GpTree
+from tanbr.router.default import DefaultPolicy
 from tanbr.router.known import FIXED
 from tanbr.router.shell import Question
 from tanbr.router.simplex import Sizes
@@ -20,7 +20,7 @@ def default_router(**settings):
 
 def after(slots, *, unseen=0.0, noise=0.02, **settings):
     """The policy and its state, after some slots of the toy world."""
-    policy = GpTree.of(Sizes.check(K, V), DefaultModeConfig(**settings))
+    policy = DefaultPolicy.of(Sizes.check(K, V), DefaultModeConfig(**settings))
     rng = np.random.default_rng(0)
     state = policy.start(rng)
     for _ in range(slots):
@@ -52,32 +52,21 @@ def test_an_arm_from_a_warm_start_with_too_many_experts_is_not_played():
         router.tell(decision, [0.5, 0.5])
 
 
-def test_memory_and_candidates_stay_bounded(monkeypatch):
+def test_memory_stays_bounded(monkeypatch):
     monkeypatch.setattr(gp, "ARMS", 16)
-    policy, state = after(150, noise=0.2, room=30)
+    policy, state = after(150, noise=0.2)
     assert len(state.posterior.arms) <= 16
-    assert len(policy.view(state)) <= 30
-    assert state.posterior.points.shape == (FIXED + 30, K)
+    assert len(policy.view(state)) <= 17
+    assert state.posterior.points.shape == (FIXED, K)
 
 
 def test_kept_posterior_does_not_drift_from_a_fresh_one():
     policy, state = after(150, unseen=0.2)
     fresh = gp.rebuild(policy.prior, state.posterior)
-    used = np.ones(len(fresh.mean), dtype=bool)
-    used[policy.nodes(state)] = state.tree.used
     # 150 rank-one changes of a matrix whose condition is at most 1 + n·prior/noise ≈ 7000 against one inversion
     bound = 150 * 192 * 7000 * np.finfo(float).eps
-    assert np.abs(fresh.mean[used] - state.posterior.mean[used]).max() < bound
-    assert np.abs(fresh.gain[used] - state.posterior.gain[used]).max() < bound
-
-
-def test_the_tree_goes_deep_where_reward_is_high():
-    router = default_router()
-    play(router, 120)
-    tree = router.tree
-    best = np.array([toy_reward(x)[0] for x in tree.blend])
-    assert tree.depth.max() >= 3
-    assert best[tree.depth >= 3].mean() > best[0] + 0.1
+    assert np.abs(fresh.mean - state.posterior.mean).max() < bound
+    assert np.abs(fresh.gain - state.posterior.gain).max() < bound
 
 
 def see(watch, z, *, slot=0, threshold=12.0):
@@ -117,7 +106,7 @@ def quick(monkeypatch):
     """A router that fits its kernel, and so begins to watch, after 30 slots."""
     monkeypatch.setattr(default, "FITS", (30,))
     monkeypatch.setattr(default, "EARLY_FITS", ())
-    return lambda **settings: Tanbr(3, 2, seed=0, config={"default": {"room": 0, **settings}})
+    return lambda **settings: Tanbr(3, 2, seed=0, config={"default": settings})
 
 
 def test_a_changed_task_is_found_explained_and_learned_anew(quick, tmp_path):

@@ -70,9 +70,6 @@ def test_posterior_is_the_textbooks_whatever_is_unseen_counted_or_lifted(seed, u
     for one in (state, gp.rebuild(prior, state)):  # from pooled means: nothing is lost by pooling
         np.testing.assert_allclose(one.mean, mean, atol=1e-7)
         np.testing.assert_allclose(np.broadcast_to(one.prior - one.gain, variance.shape), variance, atol=1e-7)
-    fresh = np.random.default_rng(seed).dirichlet(np.ones(K), size=3)
-    moved = gp.with_points(prior, state, np.array([7, 2, 4]), fresh)
-    np.testing.assert_allclose(moved.mean[[7, 2, 4]], told(prior, fresh, blends, rewards, counts).mean, atol=1e-7)
 
 
 def test_one_matrix_serves_all_tasks_until_one_is_unseen_and_no_state_is_written_to():

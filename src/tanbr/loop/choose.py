@@ -8,7 +8,7 @@ import numpy as np
 
 from tanbr.errors import ConfigError, InputError
 from tanbr.loop.slot import Choice, Reason, Version, worth
-from tanbr.router.panel import Readings, chosen, proportional_blends, task_groups
+from tanbr.router.panel import Readings, chosen, proportional_panel
 from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.types import Blend, FloatArray, TaskMix, as_blend
 
@@ -44,9 +44,9 @@ class StartBlend:
         Blends (N, K) and their rewards (N, V) that were `surveyed` count if no kind is named. `groups` (V,) is the
         model of each task, where somebody measured which tasks lose least by sharing one.
         """
-        self._groups = np.array(groups, dtype=np.intp)
+        self._groups = tuple(groups)
         self._surveyed = surveyed if kind is None else None
-        self._own = list(own_experts) if kind == "proportional" or (kind is None and own_experts) else []
+        self._own = list(own_experts) if kind in (None, "proportional") else []
         if kind == "proportional" and not own_experts:
             raise ConfigError(
                 "a proportional blend needs a checkpoint that names its experts' tasks, and a --history that tells "
@@ -63,8 +63,7 @@ class StartBlend:
     def __call__(self, readings: Readings, served: FloatArray, *, models: int) -> tuple[FloatArray, FloatArray]:
         """Give up to G blends (n, K) for a mix as it is read, and what each task is taken to earn at each (n, V).
 
-        Where nothing is known of tasks and experts, that is one blend. A blend that is `served` (m, K) already stands
-        for one that is near enough to it.
+        A blend that is `served` (m, K) already stands for one that is near enough to it.
         """
         tasks = len(readings.task_mix)
         blends, estimates = self._fixed[None].copy(), np.ones((1, tasks))
@@ -73,12 +72,9 @@ class StartBlend:
             rows = chosen(rewards, readings, models)
             blends, estimates = known[rows].copy(), rewards[rows]
         elif self._own:
-            groups = min(models, tasks)
-            measured = len(self._groups) == tasks and self._groups.max() + 1 == groups
-            labels = self._groups if measured else task_groups(readings, groups)
-            sizes = Sizes(len(self._fixed), tasks, self._most)
-            blends = proportional_blends(readings, labels, groups, own=self._own, sizes=sizes)
-            estimates = (labels == np.arange(groups)[:, None]).astype(np.float64)
+            count, sizes = min(models, tasks), Sizes(len(self._fixed), tasks, self._most)
+            blends, home = proportional_panel(readings, count, own=self._own, groups=self._groups, sizes=sizes)
+            estimates = (home == np.arange(count)[:, None]).astype(np.float64)
         for old in served:
             far = np.abs(blends - old).sum(axis=1)
             if far.min() <= NEAR:

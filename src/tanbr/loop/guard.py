@@ -49,13 +49,8 @@ class Guard:
         """Nothing was served yet."""
         return Guard(np.zeros((2, tasks)))
 
-    # --- before a blend is served -----------------------------------------------------------------------------------
-
     def probed(self, version: int, probes: Probes, mix: TaskMix, *, margin: float) -> "Guard":
-        """Remember a blend's probes; Refused if it answers with NaN or falls below the best of the last good ones.
-
-        With an infinite margin it is only remembered, to compare others with.
-        """
+        """Remember a blend's probes; Refused if it answers with NaN, or is below the best good one by the margin."""
         rewards, of, tasks = probes.rewards, probes.tasks, len(mix)
         if rewards is None:
             raise Refused("it answers with NaN", np.where(mix > 0, 0.0, np.nan), LEAST_COUNT * mix)
@@ -76,8 +71,6 @@ class Guard:
                 raise Refused(f"its probes earn {fall:.3f} less than those of the last good blend", told, counts)
         return replace(self, good={**good, version: rewards}, digest=probes.digest)
 
-    # --- while it is ------------------------------------------------------------------------------------------------
-
     def seen(self, version: int, share: FloatArray, reward: float, client: str = "") -> "Guard":
         """Take in a live reward of a version that answers, shared out over the tasks (V,), and who gave it."""
         of = self.live.get(version, {})
@@ -88,7 +81,7 @@ class Guard:
 
     def opened(self, versions: Collection[int], *, bad: Collection[int], keep: int) -> "Guard":
         """A slot starts with these versions; those that answered before and do no more were good, unless `bad`."""
-        good = dict([(version, earned) for version, earned in self.good.items() if version not in bad][-keep:])
+        good = dict([item for item in self.good.items() if item[0] not in bad][-keep:])
         gone = [_total(of) for version, of in self.live.items() if version not in (*versions, *bad)]
         known = 0.9 * self.known + np.sum(gone, axis=0)[[0, 2]] if gone else self.known
         live = {version: of for version, of in self.live.items() if version in versions and version not in bad}
@@ -100,13 +93,10 @@ class Guard:
         if not of:
             return float("nan")
         sums, _, counts = _total(of)
-        return float(sums.sum() / counts.sum()) if counts.sum() > 0 else float("nan")
+        return float(sums.sum() / counts.sum()) if counts.any() else float("nan")
 
     def judged(self, trust: Trust, *, margin: float) -> tuple[int, str] | None:
-        """Name a version that should answer no more, and say why; None if all may.
-
-        The verdict must stand without any one client, unless that client leads: nobody rolls a version back alone.
-        """
+        """Name a version that should answer no more, and why: a verdict that no client alone decides, but a leader."""
         for version, of in self.live.items():
             why = self._fell(of, margin)
             if why is not None and all(
@@ -134,8 +124,6 @@ class Guard:
         if fall - SIGMAS * error <= margin:
             return None
         return f"its rewards are {fall:.3f} ± {error:.3f} below those of the last good blends"
-
-    # --- over a restart ---------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
         """Write it down: a restart must not make it forget what it refuses."""

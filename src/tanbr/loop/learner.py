@@ -1,7 +1,4 @@
-"""The learner: all that is known when a slot is open, as one value. A step gives the next; to undo it, keep the old.
-
-Router and monitor are forked before they are touched, which costs next to nothing.
-"""
+"""The learner: all that is known when a slot is open, as one value. A step gives the next; to undo it, keep the old."""
 
 import copy
 from collections.abc import Sequence
@@ -119,13 +116,11 @@ def begun(router: Any, tasks: int) -> Practice | None:
 
 def exercise(learner: Learner) -> Exercise | None:
     """Say what to practise next; None if there is nothing to try, or nothing to try it on."""
-    if learner.practice is None or learner.pin is not None or learner.rules.config.explore == "never":
+    practice, rules = learner.practice, learner.rules
+    if practice is None or not practice.rows or learner.pin is not None or rules.config.explore == "never":
         return None
-    if not learner.practice.rows:
-        return None  # before the confusion is asked for, which takes a second
-    models = learner.rules.models
-    confusion = learner.monitor.confusion if models > 1 else None
-    return learner.practice.next(learner.router, learner.forecast, models=models, confusion=confusion)
+    confusion = learner.monitor.confusion if rules.models > 1 else None  # takes a second
+    return practice.next(learner.router, learner.forecast, models=rules.models, confusion=confusion)
 
 
 def practised(learner: Learner, done: Exercise, earned: FloatArray) -> Learner:

@@ -1,11 +1,10 @@
 """Practice: blends are tried on logged requests, not on users.
 
-A logged request says more than the reward of what was served. With a label, the answer of any blend has a known
-reward; often it has one without a label, too (`known_rewards`). The learner keeps the newest requests of each task
-whose outcome is known, and tries on them: every expert alone, which says what expert each task needs; each task's two
-best experts, half each; then what the router suggests. All of them are compared with the even blend on the same rows,
-so that the noise of hard rows cancels, and the router hears rewards with the error of such pairs. Nothing here answers:
-what runs it (a thread of the server, a simulation) asks for an `Exercise`, answers its rows and brings the rewards.
+With a label, the answer of any blend to a logged request has a known reward; often it has one without a label, too
+(`known_rewards`). The learner keeps requests of each task whose outcome is known, and tries on them: every expert
+alone, which says what expert each task needs, and what the router suggests. All of them are compared with the even
+blend on the same rows, so that the noise of hard rows cancels. What runs it (a thread of the server, a simulation) asks
+for an `Exercise`, answers its rows and brings the rewards.
 """
 
 from collections.abc import Sequence
@@ -59,7 +58,6 @@ class Exercise:
     rows: tuple[Logged, ...]
     why: str
     column: int = -1  # of the table: an expert alone, or K for the even blend
-    pair: tuple[int, int, int] | None = None  # a task and its two best experts
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +86,6 @@ class Practice:
     tried: tuple[Tried, ...] = ()
     done: int = 0  # exercises
     suggested: int = 0  # of them, those that the router suggested
-    paired: frozenset[tuple[int, int, int]] = frozenset()  # a task and its two best experts, tried half and half
     own: FloatArray | None = None  # (V, K) how likely each expert is to be a task's own, as the router was told
     untold: tuple[tuple[Blend, FloatArray, FloatArray], ...] = ()  # blends, gains (V,) and errors (V,), until READY
 
@@ -116,10 +113,7 @@ class Practice:
         return np.array([row.task for row in self.rows], dtype=np.intp)
 
     def experts_alone(self) -> tuple[FloatArray, FloatArray, NDArray[np.intp]]:
-        """How likely each expert alone is to be right: mean and standard error (V, K), NaN where untried, counts (V,).
-
-        All experts of a task are compared on the same rows.
-        """
+        """How likely each expert alone is to be right: mean and error (V, K), NaN where untried, and counts (V,)."""
         mean, error = np.full((2, self.tasks, self.experts), np.nan)
         found = [self._alone(task) for task in range(self.tasks)]
         for task, rows in enumerate(found):
@@ -136,7 +130,7 @@ class Practice:
     def own_experts(self) -> FloatArray:
         """How likely each expert is to be a task's own (V, K): what is believed, and how often it is the best.
 
-        The even blend takes part, too: its share, where no expert alone is better, is that of all alike.
+        The even blend takes part, too: its share is that of all alike.
         """
         K = self.experts
         own = np.empty((self.tasks, K))
@@ -164,21 +158,12 @@ class Practice:
         if missing.any() and not (self.done % 2 and self._tested()):
             expert = int(missing.sum(axis=0).argmax())
             return self._exercise(np.eye(K)[expert], wanted[missing[:, expert]], "an expert alone", expert)
-        means, _, counts = self.experts_alone()
-        for task in np.flatnonzero(counts >= ALONE) if K > 1 else ():
-            best, second = np.argsort(-means[task], kind="stable")[:2].tolist()
-            pair, rows = (int(task), best, second), rng.permutation(np.flatnonzero(self.of == task))
-            if pair not in self.paired:
-                half = 0.5 * (np.eye(K)[best] + np.eye(K)[second])
-                return replace(self._exercise(half, rows, "a task's two best experts"), pair=pair)
         optimism = OPTIMISM[self.suggested % len(OPTIMISM)]
         panel = router.suggest(mix, models=models, confusion=confusion, optimism=optimism)
         place = self.suggested // len(OPTIMISM) % len(panel.blends)
         own = group_mixes(panel.estimates, Readings.of(mix, confusion))[place]
-        why = {None: "the start blend by the experts found", 0.0: "what would be served"}.get(
-            optimism, "what may be better"
-        )
-        return self._exercise(panel.blends[place], self._drawn(own, rng), why)
+        why = {None: "the start blend by the experts found", 0.0: "what would be served"}
+        return self._exercise(panel.blends[place], self._drawn(own, rng), why.get(optimism, "what may be better"))
 
     def _tested(self) -> bool:
         """Whether something is known of every task's experts, as far as it was seen."""
@@ -215,9 +200,8 @@ class Practice:
         table = self.table.copy()
         if exercise.column >= 0:
             table[rows, exercise.column] = chances
-        pair = {exercise.pair} if exercise.pair else set()
-        suggested = self.suggested + (exercise.column < 0 and exercise.pair is None)
-        after = replace(self, table=table, done=self.done + 1, suggested=suggested, paired=self.paired | pair)
+        suggested = self.suggested + (exercise.column < 0)
+        after = replace(self, table=table, done=self.done + 1, suggested=suggested)
         told = list(self.untold)
         if exercise.column == K:
             table[rows, K + 1] = rewards  # what was served is paired with it now, at no cost
@@ -265,8 +249,8 @@ def known_rewards(
 ) -> FloatArray:
     """What other answers to logged requests would have earned, read as the server reads them, and what may be: (2, n).
 
-    The second row is the reward that is expected where a head's label is drawn by its probability, among those of the
-    task: it says more of an expert than right or wrong does. Scores and written answers have their reward there.
+    The second row is the expected reward of a label drawn by its probability, which says more of an expert than right
+    or wrong does. Scores and written answers have their reward there.
     """
     logits, meant = answers, [Row(space.tasks[row.task].name, row.text, row.label or 0.0) for row in rows]
     if by_posterior:
@@ -287,12 +271,8 @@ def known_rewards(
 
 
 def _worth(row: Logged, labels: int) -> FloatArray:
-    """What each of a task's labels would earn (n,).
-
-    The true one all, if somebody said it. Without that: an answer that was right makes all others wrong; of two labels,
-    one that was wrong makes the other right; of more, each of the others is as likely to be right.
-    """
-    given, known = np.arange(labels) == row.answer, np.arange(labels) == row.label
-    if row.label is not None or row.reward > 0.0:
-        return (known if row.label is not None else given).astype(np.float64)
-    return np.where(given, 0.0, 1.0 / max(labels - given.sum(), 1))
+    """What each of a task's labels would earn (n,): of those that may be right, each is as likely."""
+    right = np.arange(labels) == (row.answer if row.label is None else row.label)
+    if row.label is None and row.reward == 0.0:
+        right = ~right
+    return right / max(int(right.sum()), 1)

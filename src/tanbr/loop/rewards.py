@@ -1,13 +1,10 @@
 """Credit: from single rewards to the reward of a slot r (V,) and its counts, and how much each client's word counts.
 
-A reward belongs to the task that its client names. Without one it is shared out by Bayes: the monitor's posterior is
-under a uniform prior, and the slot's mix is the better one.
+A reward belongs to the task that its client names. Without one it is shared out by the monitor's posterior.
 
-A client is an opaque key; the empty one stands for nobody in particular and is believed. What one client says of a slot
-is compared with what the others say of the same slot, task by task, and the evidence adds up over slots: a reward r
-where the others' mean is p speaks for the client by (2r − 1)·log(p / (1 − p)), which tells an honest coin from one that
-is turned over. While most clients are honest, the others end up with a weight near 0. `capped` is the one limit on what
-a client counts for: in a slot's reward, in this comparison, in the live guard, and in what the monitor learns.
+A client is an opaque key; the empty one stands for nobody in particular and is believed. A client's reward r where the
+others' mean for the slot and task is p speaks for the client by (2r − 1)·log(p / (1 − p)): evidence that adds up. While
+most clients are honest, the others end up with a weight near 0. `capped` is the one limit on what a client counts for.
 """
 
 from collections import Counter, defaultdict
@@ -71,16 +68,12 @@ class Tally:
         """Add sums and counts (V,)."""
         return replace(self, parts={**self.parts, source: self.parts.get(source, 0.0) + np.array([sums, counts])})
 
-    def weighted(self, config: RewardConfig) -> FloatArray:
-        """Sums and counts (2, V) over the sources; a source's weight says what one reward of it counts."""
-        total = np.zeros((2, self.tasks))
-        for source, part in self.parts.items():
-            total += _weight(source, config) * part
-        return total
-
     def reward(self, config: RewardConfig) -> tuple[Reward, Counts]:
         """The slot's reward (V,), NaN where too few requests speak for a task, and the counts (V,)."""
-        total, count = self.weighted(config)
+        total, count = np.zeros((2, self.tasks))
+        for source, (sums, counts) in self.parts.items():
+            weight = _weight(source, config)
+            total, count = total + weight * sums, count + weight * counts
         seen = count >= LEAST_COUNT
         reward = np.divide(total, count, out=np.full(self.tasks, np.nan), where=seen)
         return np.clip(reward, 0.0, 1.0), np.where(seen, count, 0.0)
@@ -112,10 +105,7 @@ class Trust:
         return float(np.exp(min(0.0, self.evidence.get(client, 0.0) + SLACK)))
 
     def leads(self, client: str) -> bool:
-        """Whether a client gave over half of what counted in most slots lately, as a server's own application does.
-
-        There is hardly anybody to agree with it, so it is believed alone.
-        """
+        """Whether a client gave over half of what counted in most slots lately: then it is believed alone."""
         return self.led.get(client, 0.0) > sum(self.led.values()) / 2
 
     def weights(self, rows: Sequence[Given]) -> FloatArray:
@@ -185,10 +175,7 @@ def capped(names: Sequence[str], given: FloatArray) -> FloatArray:
 
 
 def credited(tallies: Sequence[Tally], rows: Sequence[Given], mix: TaskMix, trust: Trust) -> list[Tally]:
-    """Add the feedback of one slot with this mix (V,) to its models' tallies (G,), weighed by client.
-
-    Rewards of requests that are unlike any task and name none say nothing about a task, and are left out.
-    """
+    """Add the feedback of one slot with this mix (V,) to its models' tallies (G,), weighed by client."""
     result = []
     for place, tally in enumerate(tallies):
         mine = [row for row in rows if row.place == place and row.counts]

@@ -84,10 +84,9 @@ class Choice:
     @classmethod
     def panel(cls, blends: FloatArray, estimates: FloatArray, reason: Reason, note: str = "") -> "Choice":
         """Choose a panel; equal blends become one model, which is as good for a task as the better of them."""
-        first = [next(i for i, other in enumerate(blends) if np.array_equal(blend, other)) for blend in blends]
-        rows = sorted(set(first))
-        best = np.array([estimates[[i for i, f in enumerate(first) if f == row]].max(axis=0) for row in rows])
-        return cls(blends[rows], best, reason, note)
+        alike = (blends[:, None] == blends).all(axis=2)  # (G, G)
+        rows = np.unique(alike.argmax(axis=1))
+        return cls(blends[rows], np.array([estimates[alike[row]].max(axis=0) for row in rows]), reason, note)
 
     def without(self, version: int) -> "Choice | None":
         """Leave one version out; None if nothing is left."""
@@ -116,8 +115,7 @@ class Slot:
     @classmethod
     def of(cls, choice: Choice, *, number: int, versions: tuple[int, ...], task_mix: TaskMix) -> "Slot":
         """Open a slot with what was chosen."""
-        served = choice.blends, choice.estimates, choice.decision, choice.reason, choice.note
-        return cls(number, versions, task_mix, *served, chance=choice.chance)
+        return cls(**{**vars(choice), "number": number, "versions": versions, "task_mix": task_mix})
 
     @property
     def mix(self) -> TaskMix:

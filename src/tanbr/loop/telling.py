@@ -20,10 +20,9 @@ FIRM = 0.9  # posterior of a familiar text's task beyond which no label teaches 
 
 
 def teach_monitor(monitor: Any, world: World[P], rows: Sequence[Given], trust: Trust) -> None:
-    """Let the monitor learn from texts whose labels, and so tasks, have come since the last turn.
+    """Let the monitor learn from texts whose labels, and so tasks, have come, never against what it firmly believes.
 
-    Never against what it firmly believes. What it does not believe itself, it takes from a client that leads (or is
-    nobody in particular), or from several clients that say the same of a text.
+    What it does not believe itself, it takes from a client that leads (or is nobody in particular), or from several.
     """
     rows = [row for row in rows if row.source == "labels" and row.task is not None and trust.of(row.client) > 0.5]
     if not rows or not getattr(monitor, "learns", False):
@@ -72,28 +71,20 @@ def tell(
     for one in told:
         _teach(router, one)
     tosses = [one for one in learner.tosses if one.slot > ended.number - WINDOW]
-    tosses += [toss for one in told if (toss := _toss(one)) is not None]
+    for one in told:
+        slot, record = one.slot, one.record
+        if slot.chance is not None and not one.late:
+            held = slot.reason is Reason.HELD_BACK
+            tosses.append(Toss(slot.number, slot.chance, held, slot.mix, record.reward, record.counts))
     done = {one.slot.number for one in told}
+    settling = tuple(slot for slot in learner.settling if slot.number not in done)
     heard = any((one.counts > 0).any() for one in told)
+    rewarded = ended.number + 1 if heard else learner.rewarded
     after = replace(
-        learner,
-        router=router,
-        trust=trust,
-        mark=mark,
-        settling=tuple(slot for slot in learner.settling if slot.number not in done),
-        rewarded=ended.number + 1 if heard else learner.rewarded,
-        versions=earned(learner.versions, told),
-        tosses=tuple(tosses),
-    )
+        learner, router=router, trust=trust, mark=mark, settling=settling, rewarded=rewarded,
+        versions=earned(learner.versions, told), tosses=tuple(tosses),
+    )  # fmt: skip
     return after, tuple(told)
-
-
-def _toss(told: Told) -> Toss | None:
-    """Say what a slot earned that could have been held back; rewards that came late are left out, whatever it was."""
-    slot, record = told.slot, told.record
-    if slot.chance is None or told.late:
-        return None
-    return Toss(slot.number, slot.chance, slot.reason is Reason.HELD_BACK, slot.mix, record.reward, record.counts)
 
 
 def told_of(

@@ -48,15 +48,13 @@ def first(
     practises: bool = False,
     pin: Pin | None = None,
 ) -> Learner:
-    """Open the first slot, for a mix (V,) or for every task alike, with a decision that the router made already if any.
-
-    What was told before is left alone, and so are the trust in clients and what an operator pinned, if there is any.
-    """
+    """Open the first slot, for a mix (V,) or for every task alike, with a decision if the router made one already."""
     mix = np.full(tasks, 1.0 / tasks) if mix is None else mix
-    nothing = Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START)
-    guard, mark = Guard.empty(tasks), world.last_reward()
-    known: dict[str, Any] = {"practice": begun(router, tasks) if practises else None, "mark": mark, "pin": pin}
-    learner = Learner(rules, fork(router), monitor, nothing, guard, trust or Trust(), mix, **known)
+    learner = Learner(
+        rules, fork(router), monitor, trust=trust or Trust(), forecast=mix, pin=pin, mark=world.last_reward(),
+        slot=Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START),
+        guard=Guard.empty(tasks), practice=begun(router, tasks) if practises else None,
+    )  # fmt: skip
     choice = Choice.of(decision) if decision is not None else _choose(learner, None)
     prepared, learner = _prepare(learner, world, choice, None)
     return _finish(learner, world, prepared, Turn(learner.slot, None, None))
@@ -67,8 +65,8 @@ def turn(
 ) -> Learner:
     """End the slot and open the next; the learner that goes on. If it raises, the old slot goes on.
 
-    `forced` is served instead of asking the router. The rewards of a slot with `bad` versions are told at once, with
-    zeros for these if they were worthless.
+    `forced` is served instead of asking the router. Rewards of a slot with `bad` versions are told at once, as zeros if
+    these were worthless.
     """
     mark, kept = world.last_reward(), world.answering(learner.slot)
     closed, mix = _closed(learner, world, mark)  # line 3: ψ
@@ -160,20 +158,15 @@ def _prepare(learner: Learner, world: World[P], choice: Choice, kept: Choice | N
                 raise
             log.info("a blend is not served: %s", why)
             router: Any = learner.router
-            _decline(router, choice.decision)
+            if hasattr(router, "decline"):
+                router.decline(choice.decision)
+            else:
+                router.tell(choice.decision, np.full(choice.decision.estimates.shape, np.nan))
             if hasattr(router, "warm_start"):  # what the probes have earned teaches all the same
                 router.warm_start(choice.blends[[len(prepared) - 1]], why.reward[None], why.counts[None])
             refused += 1
             other = _asked(learner) if refused < TRIES else replace(kept, note=f"refused: {why}")
             choice = replace(other, chance=choice.chance)
-
-
-def _decline(router: Any, decision: Decision) -> None:
-    """Take back a decision that was never served: it leaves no trace in the router."""
-    if hasattr(router, "decline"):
-        router.decline(decision)
-    else:
-        router.tell(decision, np.full(decision.estimates.shape, np.nan))
 
 
 def _finish(learner: Learner, world: World[P], prepared: Sequence[P], done: Turn) -> Learner:

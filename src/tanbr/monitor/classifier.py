@@ -81,10 +81,7 @@ class Classifier:
 
 
 def inputs_of(features: Features, scores: FloatArray) -> FloatArray:
-    """Give what the regression sees of each request (n, F): surface, log-likelihoods by √length and by length.
-
-    `scores` are the log-likelihoods (views, n, A), in the order of VIEWS.
-    """
+    """Give what the regression sees (n, F): surface, and log-likelihoods (views, n, A) by √length and by length."""
     centred = scores - scores.mean(axis=2, keepdims=True)
     lengths = np.array([features.views[name].lengths for name in VIEWS], dtype=np.float64)[:, :, None]
     by_length = centred[:_OF_ANY_LENGTH] / lengths[:_OF_ANY_LENGTH]
@@ -97,11 +94,8 @@ def explained_by(features: Features, scores: FloatArray) -> tuple[NDArray[np.int
     return best, scores[_BYTES][np.arange(len(best)), best] / features.views["bytes"].lengths
 
 
-def calibrate(
-    inputs: FloatArray,  # (n, F)
-    labels: NDArray[np.int64],  # (n,) in 0 … A − 1, each of them at least once
-) -> Calibration:
-    """Fit the regression until it converges: the result does not depend on the way there."""
+def calibrate(inputs: FloatArray, labels: NDArray[np.int64]) -> Calibration:
+    """Fit the regression to inputs (n, F) and labels (n,), each of 0 … A − 1 at least once, until it converges."""
     sizes = np.bincount(labels)
     weight = (1.0 / (sizes * len(sizes)))[labels]  # every task weighs the same
     centre = weight @ inputs
@@ -113,7 +107,7 @@ def calibrate(
     from sklearn.exceptions import ConvergenceWarning  # half a second that a server that starts again never needs
     from sklearn.linear_model import LogisticRegression
 
-    # newton-cg on 8 × 500 texts: two thirds of L-BFGS's time at this tolerance, and nearer to the optimum
+    # newton-cg takes two thirds of L-BFGS's time at this tolerance, and ends nearer to the optimum
     model = LogisticRegression(C=1 / PENALTY, solver="newton-cg", tol=1e-6, max_iter=100)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # tasks that can be told apart fully: near enough

@@ -53,10 +53,9 @@ class Clusters:
 
 @dataclass(frozen=True, eq=False)
 class Clustering:
-    """The vectors that clusters are fitted to, and the clusters in use: vectors seen since are not in them yet.
+    """The vectors that clusters are fitted to, a bottom-k sample of all requests seen, and the clusters in use.
 
-    Clusters are fitted to a bottom-k sample of all requests seen, so the fit does not depend on their order. A later
-    fit starts from the present clusters, or is matched to them: cluster v stays cluster v.
+    A later fit starts from the present clusters, or is matched to them: cluster v stays cluster v.
     """
 
     keys: NDArray[np.uint64]  # (m,) hashes of requests, sorted and distinct

@@ -21,8 +21,8 @@ DRIFT = 0.02  # standard deviation that each slot adds to the forecast of a task
 class Forecast:
     """An exponential moving average of the slots' mixes, as in the paper, whose gain adapts.
 
-    While successive errors point the same way the average lags behind: the gain rises. While they point to and fro
-    they are noise: the gain falls. A jump beyond what chance explains starts the average afresh.
+    It rises while successive errors point the same way, and falls while they point to and fro. A jump beyond what
+    chance explains starts the average afresh.
     """
 
     mix: TaskMix  # (V,)

@@ -124,17 +124,13 @@ class Knowledge:
         sample, scores, labels = self._scored()
         known = np.flatnonzero(self.learned)
         _, explained = explained_by(sample, scores)
+        least = [np.quantile(explained[labels == place], UNKNOWN_QUANTILE) for place in range(len(known))]
         tables = np.stack([sketch.log_table() for sketch in self.sketches.values()])[..., known]
         classifier = Classifier(
-            tasks=len(self.learned),
-            known=known,
-            tables=np.ascontiguousarray(tables),
-            calibration=calibrate(inputs_of(sample, scores), labels),
-            thresholds=np.array(
-                [np.quantile(explained[labels == place], UNKNOWN_QUANTILE) for place in range(len(known))]
-            ),
+            tasks=len(self.learned), known=known, tables=np.ascontiguousarray(tables),
+            calibration=calibrate(inputs_of(sample, scores), labels), thresholds=np.array(least),
             texts=int(self.learned.sum()),
-        )
+        )  # fmt: skip
         return replace(self, model=classifier)
 
     def _scored(self) -> tuple[Features, FloatArray, NDArray[np.int64]]:

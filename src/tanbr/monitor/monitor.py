@@ -43,10 +43,9 @@ class MonitorState:
 
 
 class Monitor:
-    """Estimates which mix of tasks the traffic holds.
+    """Estimates which mix of tasks the traffic holds; not thread-safe.
 
-    `sketch` learns the tasks from labelled history, `clusters` finds latent tasks in traffic without any label. Not
-    thread-safe.
+    `sketch` learns the tasks from labelled history, `clusters` finds latent tasks in traffic without any label.
     """
 
     def __init__(self, tasks: Sequence[str], method: Method = "sketch", *, config: MonitorConfig | None = None) -> None:
@@ -65,10 +64,7 @@ class Monitor:
         self._packed: tuple[Any, Arrays] | None = None  # what is known, and how it is saved
 
     def fork(self) -> "Monitor":
-        """Give a monitor that knows the same and goes its own way from here.
-
-        Nothing is copied, since no step changes an array: keep a fork to undo what follows.
-        """
+        """Give a monitor that knows the same and goes its own way from here; nothing is copied."""
         return copy.copy(self)
 
     @property
@@ -77,10 +73,7 @@ class Monitor:
         return isinstance(self._state.known, Knowledge)
 
     def learn(self, texts: Sequence[Text], tasks: Sequence[str]) -> None:
-        """Take in texts whose tasks are known: the history at the start, and late labels at any time.
-
-        Costs as much as observing them. What is new is used from the next slot on, once it is a quarter of the history.
-        """
+        """Take in texts whose tasks are known; they are used from the next slot on, once they are enough."""
         known = self._state.known
         if not isinstance(known, Knowledge):
             raise InputError(f"method {self.method!r} does not learn from labels; build the monitor with 'sketch'")
@@ -104,18 +97,12 @@ class Monitor:
         return twin
 
     def snapshot(self) -> Recogniser:
-        """Give what recognises requests before they are answered; any thread may use it, until the next one is taken.
-
-        The first one after learning is fitted here, which takes about a second for 8 × 500 texts.
-        """
+        """Give what recognises requests, in any thread; after learning it is fitted first, in about a second."""
         known = self._fitted()
         return Recogniser(self.tasks, self._state.forecast.mix, known.model, plain=self.config.plain)
 
     def observe(self, texts: Sequence[Text]) -> FloatArray:
-        """Take in requests of the open slot; posteriors over the tasks (n, V), each on the simplex.
-
-        A request nothing is known about gets the forecast as its posterior.
-        """
+        """Take in requests of the open slot; posteriors over the tasks (n, V), the forecast where nothing is known."""
         results = []
         for features, _ in batches(texts, plain=self.config.plain):
             self._cluster(features.keys, features.surface[:, COARSE])  # these may be those that make clusters possible
@@ -136,7 +123,7 @@ class Monitor:
     def confusion(self) -> FloatArray:
         """Share of each task's texts (rows) taken for each task (columns), (V, V), cross-validated on the history.
 
-        A row of 0 is a task without history. Worked out when first asked for after a fit: about a second.
+        A row of 0 is a task without history. It takes about a second after each fit.
         """
         known = self._fitted()
         if self._judged is None or self._judged[0] is not known.model:
@@ -153,14 +140,8 @@ class Monitor:
         seen = prevalence(posteriors[familiar > 0], familiar[familiar > 0]) if familiar.sum() > 0 else None
         forecast = state.forecast.after(seen)
         self._state = MonitorState(state.known.refreshed(), SlotSample.empty(len(self.tasks)), forecast)
-        return SlotMix(
-            estimate=forecast.mix if seen is None else seen.mix,
-            forecast=forecast.mix,
-            uncertainty=forecast.uncertainty,
-            unknown=unknown,
-            requests=state.slot.requests,
-            alarm=alarm,
-        )
+        estimate = forecast.mix if seen is None else seen.mix
+        return SlotMix(estimate, forecast.mix, forecast.uncertainty, unknown, state.slot.requests, alarm)
 
     def save(self, path: str | Path) -> None:
         """Write the whole state atomically, the open slot too; what is known is packed only when it has changed."""

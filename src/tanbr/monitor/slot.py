@@ -20,11 +20,7 @@ ALARM_SHARE, ALARM_SIGMAS = 0.05, 3.0  # an unknown share above this calls for a
 
 @dataclass(frozen=True, eq=False)
 class SlotSample:
-    """Posteriors of at most SAMPLE distinct requests, and how often each came.
-
-    Beyond that the requests with the smallest hashes stay: a uniform sample of the distinct requests that
-    does not depend on their order.
-    """
+    """Posteriors of at most SAMPLE distinct requests, those with the smallest hashes, and how often each came."""
 
     keys: NDArray[np.uint64]  # (m,) sorted and distinct
     rows: FloatArray  # (m, V + 2) posterior, novelty, 1; all times how often the request came
@@ -70,11 +66,8 @@ class Prevalence:
     deviation: FloatArray  # (V,) standard deviation of the mix
 
 
-def prevalence(
-    posteriors: FloatArray,  # (n, V) under a uniform prior, n ≥ 1
-    counts: FloatArray,  # (n,) how often each row occurred
-) -> Prevalence:
-    """Estimate the mix of requests."""
+def prevalence(posteriors: FloatArray, counts: FloatArray) -> Prevalence:
+    """Estimate the mix of requests from posteriors (n, V) under a uniform prior and how often each came (n,)."""
     posteriors = np.maximum(posteriors, 1e-12)  # so that no request is impossible under a mix
     tasks, weight = posteriors.shape[1], float(counts.sum())
     mix = np.full(tasks, 1.0 / tasks)
@@ -91,12 +84,9 @@ def prevalence(
 
 
 def _deviation(posteriors: FloatArray, counts: FloatArray, mix: TaskMix) -> FloatArray:
-    """Give the standard deviation of the mix (V,): the inverse Fisher information on the simplex's tangent space.
-
-    Half a request more of each task keeps it finite: a share of 0 in n requests is known to about 1/n, not exactly.
-    """
+    """Give the standard deviation of the mix (V,): the inverse Fisher information on the simplex's tangent space."""
     tasks, weight = len(mix), counts.sum()
-    smoothed = (mix * weight + 0.5) / (weight + 0.5 * tasks)
+    smoothed = (mix * weight + 0.5) / (weight + 0.5 * tasks)  # a share of 0 in n requests is known to about 1/n
     ratios = posteriors / (posteriors @ smoothed)[:, None]
     information = (ratios * counts[:, None]).T @ ratios
     information[np.diag_indices(tasks)] += 0.5 / smoothed
@@ -106,15 +96,11 @@ def _deviation(posteriors: FloatArray, counts: FloatArray, mix: TaskMix) -> Floa
 
 
 def unknown_share(novelty: FloatArray, counts: FloatArray) -> tuple[float, bool]:
-    """Estimate which share of the requests is unlike any task, and whether that calls for an alarm.
-
-    UNKNOWN_QUANTILE of the tasks' own requests look novel too: so many are taken off, and a rate that chance would
-    explain is no unknown share at all.
-    """
+    """Estimate which share of the requests is unlike any task, beyond chance, and whether that calls for an alarm."""
     requests = float(counts.sum())
     if requests == 0:
         return 0.0, False
-    expected = UNKNOWN_QUANTILE
+    expected = UNKNOWN_QUANTILE  # so many of the tasks' own requests look novel too
     rate = float(novelty @ counts) / requests
     if rate - expected < ALARM_SIGMAS * np.sqrt(expected * (1 - expected) / requests):
         return 0.0, False

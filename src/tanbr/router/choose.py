@@ -1,25 +1,23 @@
 """What the default router would choose if nothing but the bound counted: G blends of highest upper confidence bound.
 
-Candidates are blends whose posterior `learn` has kept up to date: fixed ones and the nodes of the tree. With a
-baseline, its own blends and the served ones join them. From the panel found among these each model climbs the bound of
-its own requests.
+Candidates are fixed blends, whose posterior `learn` has kept up to date. With a baseline, its own blends and the served
+ones join them. From the panel found among these each model climbs the bound of its own requests.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tanbr.router import gp
 from tanbr.router.known import Known, Rules
 from tanbr.router.panel import Readings, Rows, chosen, exchanged, group_mixes, proportional_blends
 from tanbr.router.simplex import keep_largest
-from tanbr.router.tree import SNAP
 from tanbr.types import Blend, FloatArray, TaskMix, Terms
 
 MOST_OPEN = 16  # open blends an ask looks at: older ones have long lowered what is expected around them
 OPEN_REACH = 0.5  # how far, in kernel widths, an open blend lowers the variance: as if half of it were told
+SNAP = 0.03  # a blend this near (Euclid) to a known arm is played as that arm: rewards there differ by less than noise
 CLIMB_ROUNDS = 2  # of climbing and exchange after a panel is chosen; a third changed nothing
 CLIMBS = (0.1, 0.05)  # length (Euclid) of each gradient step of a round: a fourteenth of the way between two experts
 
@@ -31,7 +29,6 @@ class Candidates:
     blends: FloatArray  # (n, K)
     mean: FloatArray  # (n, V) predicted reward
     width: FloatArray  # (n, V) each task's share of the β deviations
-    node: NDArray[np.int64]  # (n,) row of the tree, -1 where it is none
 
     @property
     def bound(self) -> FloatArray:
@@ -52,17 +49,13 @@ class Panel:
     terms: tuple[Terms, ...]  # (G,)
 
 
-def panel_of(found: Candidates, rows: Rows, readings: Readings, *, compared: int | None = None) -> Panel:
+def panel_of(found: Candidates, rows: Rows, readings: Readings) -> Panel:
     """Say of the chosen rows what the server and an operator need to know."""
-    bound = found.bound[rows]
-    mixes = group_mixes(bound, readings)
+    bound, count = found.bound[rows], len(found.blends)
+    own = zip(found.mean[rows], found.width[rows], group_mixes(bound, readings), strict=True)
     terms = tuple(
-        Terms(
-            mean=float(found.mean[row] @ own), uncertainty=float(found.width[row] @ own), node=int(found.node[row]),
-            candidates=len(found.blends) if compared is None else compared,
-        )
-        for row, own in zip(rows, mixes, strict=True)
-    )  # fmt: skip
+        Terms(float(mean @ mix), uncertainty=float(width @ mix), candidates=count) for mean, width, mix in own
+    )
     return Panel(found.blends[rows], bound, terms)
 
 
@@ -98,19 +91,14 @@ def wanted(
 
 def kept_candidates(rules: Rules, known: Known, mix: TaskMix, waiting: Sequence[Blend]) -> Candidates:
     """All blends whose posterior is kept, less unsure of themselves where a reward is still to come."""
-    pool, nodes = known.posterior, rules.nodes(known)
-    usable = np.ones(len(pool.points), dtype=np.bool_)
-    usable[nodes] = known.tree.used
-    rows = np.flatnonzero(usable)
+    pool = known.posterior
     variance = pool.variance_of(mix, pool.gain)
     left = np.ones(len(variance))
     for blend in waiting[-MOST_OPEN:]:
         near = gp.correlation(pool.points, blend[None], OPEN_REACH * pool.width)[:, 0]
         there = float((variance * left)[int(near.argmax())])
         left *= 1.0 - near * near * there / (there + pool.noise * float(mix @ mix))
-    width = widths(rules, known, pool.gain[rows], mix) * np.sqrt(left[rows])[:, None]
-    node = np.where(rows >= nodes.start, rows - nodes.start, -1)
-    return Candidates(pool.points[rows], pool.mean[rows], width, node)
+    return Candidates(pool.points, pool.mean, widths(rules, known, pool.gain, mix) * np.sqrt(left)[:, None])
 
 
 def widths(rules: Rules, known: Known, gain: FloatArray, mix: TaskMix) -> FloatArray:
@@ -124,7 +112,7 @@ def widths(rules: Rules, known: Known, gain: FloatArray, mix: TaskMix) -> FloatA
 def _bounded(rules: Rules, known: Known, blends: FloatArray, mix: TaskMix) -> Candidates:
     """Make candidates of any blends (n, K)."""
     mean, gain = gp.at(rules.prior, known.posterior, blends)
-    return Candidates(blends, mean, widths(rules, known, gain, mix), np.full(len(blends), -1))
+    return Candidates(blends, mean, widths(rules, known, gain, mix))
 
 
 def _offers(rules: Rules, known: Known, found: Candidates, rows: Rows, readings: Readings) -> FloatArray:

@@ -69,10 +69,8 @@ PRIORS: dict[str, RewardPrior] = {  # by the baseline
 
 
 class DefaultModeConfig(Section):
-    """The pooled Gaussian process with the vertex tree."""
+    """The pooled Gaussian process."""
 
-    room: int = Field(400, ge=0)
-    """Candidate blends that belong to the tree; 0 turns the tree off."""
     beta: float | None = Field(None, ge=0)
     """Standard deviations in the upper confidence bound, at first; by the kind of rewards if not given (`PRIORS`)."""
     own_experts: tuple[int, ...] = ()
@@ -87,7 +85,7 @@ class DefaultModeConfig(Section):
     """Evidence (logarithm of a Bayes factor) at which a task's rewards are taken to have changed; 0 never."""
 
 
-MADE_WITH = {"room", "own_experts", "baseline"}  # are part of what was learned: the candidates, prior and accounts
+MADE_WITH = {"own_experts", "baseline"}  # are part of what was learned: the prior and the accounts
 MAY_CHANGE = frozenset(f"config.default.{name}" for name in DefaultModeConfig.model_fields.keys() - MADE_WITH)
 """What a saved router goes on with as it is asked to: how to choose and learn from now on. Algorithm 1 has one set of
 settings for a whole run."""

@@ -25,13 +25,12 @@ from numpy.typing import NDArray
 from tanbr.router import gp
 from tanbr.router.choose import Candidates, Panel, panel_of, wanted, widths
 from tanbr.router.known import Known, Rules
-from tanbr.router.panel import Readings, proportional_blends, task_groups, worth
+from tanbr.router.panel import Readings, proportional_panel, worth
 from tanbr.router.simplex import first_best, keep_largest
 from tanbr.types import Account, Decision, FloatArray
 
 DOUBT = 0.5  # κ, chosen by hand on tables of real blends, seeds 100 to 105 (docs/router.md, "Do no harm")
-MARGIN = 0.003  # by which a bound must exceed the served blend's where the experts' tasks are known: without it that
-# baseline is left for noise. Around the even blend a margin cost points (docs/router.md).
+MARGIN = 0.003  # by which a bound must exceed the served blend's where the experts' tasks are known: it saves merges
 KEPT = 256  # rows of the ledger that are valued anew: as many slots as a kernel is fitted to, at a bounded cost
 
 
@@ -47,19 +46,12 @@ def baseline_panel(rules: Rules, readings: Readings, models: int) -> Baseline:
     if rules.prior.own is None:
         one = keep_largest(np.full((1, rules.sizes.experts), 1.0 / rules.sizes.experts), rules.sizes.max_active)
         return Baseline(np.repeat(one, models, axis=0), np.zeros(len(readings.mix), dtype=np.intp))
-    home = np.array(rules.config.task_groups, dtype=np.intp)
-    if len(home) != rules.sizes.tasks or home.max() + 1 != models:  # nobody measured this
-        home = task_groups(readings, models)
-    blends = proportional_blends(readings, home, models, own=rules.prior.own, sizes=rules.sizes)
-    return Baseline(blends, home)
+    groups = rules.config.task_groups
+    return Baseline(*proportional_panel(readings, models, own=rules.prior.own, groups=groups, sizes=rules.sizes))
 
 
 def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: Sequence[Decision]) -> Panel:
-    """Take the panel of highest worth that the balance pays for; the baseline panel is always one.
-
-    The others are the served one, which stays unless another is better by a margin, and the one that would be wanted if
-    nothing but the bound counted.
-    """
+    """Take the baseline panel, the served one or the wanted one: the one of highest worth that the balance pays for."""
     base, mix, config = baseline_panel(rules, readings, models), readings.mix, rules.config
     served = open_[-1].blends if open_ and open_[-1].id > known.ledger.newest else known.ledger.served
     served = served if len(served) == models else base.blends
@@ -69,7 +61,7 @@ def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: 
 
     flat = panels.reshape(-1, panels.shape[2])
     mean, gain = gp.at(rules.prior, known.posterior, flat)
-    found = Candidates(flat, mean, widths(rules, known, gain, readings.task_mix), np.full(len(flat), -1))
+    found = Candidates(flat, mean, widths(rules, known, gain, readings.task_mix))
     of_tasks = found.bound.reshape(*panels.shape[:2], -1)  # (P, G, V)
     bounds = readings.bound(of_tasks)
     bounds[0] = _at_home(bounds[0], base.home)
@@ -95,10 +87,10 @@ def careful(rules: Rules, known: Known, readings: Readings, models: int, open_: 
     if value[1] >= value[best] - margin and not same(served, base.blends):
         best = 1
     best = 0 if same(panels[best], base.blends) else best
-    chosen = panel_of(found, np.arange(models) + best * models, readings, compared=want.terms[0].candidates)
+    chosen = panel_of(found, np.arange(models) + best * models, readings)
     estimates = _at_home(of_tasks[0], base.home) if best == 0 else chosen.estimates  # assignment is by tasks
-    base_reward, charge = float(expected[0]), float(least[best])
-    terms = (replace(one, baseline=base_reward, least_gain=charge, balance=float(balance)) for one in chosen.terms)
+    every = replace(want.terms[0], baseline=float(expected[0]), least_gain=float(least[best]), balance=float(balance))
+    terms = (replace(every, mean=one.mean, uncertainty=one.uncertainty) for one in chosen.terms)
     return Panel(chosen.blends, estimates, tuple(terms))
 
 
@@ -126,18 +118,17 @@ def entered(rules: Rules, known: Known, decision: Decision) -> Known:
     )
     off = np.abs(blends - baselines).max(axis=1) > gp.SAME
     book = known.ledger
-    newer = decision.id > book.newest
+    if decision.id > book.newest:
+        swapped = len(book.served) > 0 and not same(book.served, decision.blends)
+        book = replace(book, newest=decision.id, served=decision.blends, swaps=book.swaps + swapped)
     book = replace(
         book,
         slots=book.slots + 1,
         off=book.off + bool(off.any()),
-        swaps=book.swaps + (len(book.served) > 0 and not same(book.served, decision.blends)),
         earned=book.earned + float((gp.mean_at(rules.prior, known.posterior, baselines) * mixes).sum()),
         mixes=np.concatenate([book.mixes, mixes[off]]),
         blends=np.concatenate([book.blends, blends[off]]),
         baselines=np.concatenate([book.baselines, baselines[off]]),
-        newest=decision.id if newer else book.newest,
-        served=decision.blends if newer else book.served,
     )
     return settled(rules, replace(known, ledger=book), keep=KEPT)
 

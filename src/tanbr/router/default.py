@@ -1,8 +1,10 @@
 """The default router: it chooses by upper confidence bounds, learns at a cost that does not grow, and finds changes.
 
 `learn` pools a slot's rewards, forgets what they contradict (`watch.py`), enters the slot in the ledger
-(`conservative.py`), fits kernel and noise at set slots (`gp.py`), and grows the tree where the bound is high.
+(`conservative.py`), and fits kernel and noise at set slots (`gp.py`).
 """
+
+# ruff: noqa: ARG002 - a policy is handed random numbers; this one draws only at the start
 
 from dataclasses import dataclass, replace
 
@@ -13,26 +15,24 @@ from tanbr.router import gp
 from tanbr.router.choose import Panel, wanted
 from tanbr.router.conservative import account, baseline_panel, careful, entered, settled
 from tanbr.router.known import Known, Rules
-from tanbr.router.panel import Readings, group_mixes
+from tanbr.router.panel import Readings
 from tanbr.router.shell import Question
 from tanbr.router.simplex import first_best
-from tanbr.router.tree import DEEPEST, SNAP, VertexTree
-from tanbr.types import Account, Blend, Counts, Decision, FloatArray, Reward, TaskMix, TreeView
+from tanbr.types import Account, Blend, Counts, Decision, FloatArray, Reward, TreeView
 
 EARLY_FITS = (20, 40)  # told slots after which noise, correlation and lift are corrected; the kernel waits
 FITS = (80, 160, 320, 640, 1280)  # told slots after which the kernel, too, is fitted: earlier, a fit calls the map flat
 LEAST_ERROR = 0.005  # of a gain in practice: half a point, what rows of other days differ by
 PRACTICE_FITS = (32, 64, 128, 256, 512, 1024)  # blends practised after which the kernel is fitted
-EXPAND_BELOW = 0.5  # share of the prior's variance below which a node is expanded: about one reward of its blend
 
 
 @dataclass(frozen=True, eq=False)
-class GpTree(Rules):
+class DefaultPolicy(Rules):
     """The default policy: steps over a `Known`."""
 
     panels = True
 
-    def choose(self, state: Known, asked: Question, rng: np.random.Generator) -> Decision:  # noqa: ARG002
+    def choose(self, state: Known, asked: Question, rng: np.random.Generator) -> Decision:
         """Choose what the bound says; with a baseline, what the balance pays for."""
         readings = Readings.of(asked.task_mix, asked.confusion)
         if self.careful:
@@ -43,23 +43,14 @@ class GpTree(Rules):
         watch, suspect = state.watch, first_best(state.watch.evidence)
         evidence, changes = float(watch.evidence[suspect]), int(watch.changes.sum())
         suspect = suspect if evidence > 0 else -1
-        depth = [int(state.tree.depth[one.node]) if one.node >= 0 else 0 for one in panel.terms]
-        terms = tuple(
-            replace(one, depth=h, evidence=evidence, suspect=suspect, changes=changes)
-            for one, h in zip(panel.terms, depth, strict=True)
-        )
+        terms = tuple(replace(one, evidence=evidence, suspect=suspect, changes=changes) for one in panel.terms)
         return asked.decided(panel.blends, terms, estimates=panel.estimates)
 
     def learn(
-        self,
-        state: Known,
-        decision: Decision,
-        rewards: FloatArray,
-        counts: FloatArray,
-        rng: np.random.Generator,  # noqa: ARG002
+        self, state: Known, decision: Decision, rewards: FloatArray, counts: FloatArray, rng: np.random.Generator
     ) -> Known:
-        """Pool the rewards of all models, one slot in all, and grow the tree for each model's own mix."""
-        taught, mixes = [], group_mixes(decision.estimates, Readings.of(decision.task_mix, decision.confusion))
+        """Pool the rewards of all models, one slot in all."""
+        taught = []
         for blend, reward, count in zip(decision.blends, rewards, counts, strict=True):
             if state.practised:  # the log holds these requests, each paired with the even blend
                 taught.append(0.0)
@@ -67,18 +58,14 @@ class GpTree(Rules):
                 state, much = self._observed(state, blend, reward, count)
                 taught.append(much)
         state = self._counted(state, float(np.mean(taught)))
-        if self.careful:
-            state = entered(self, state, decision)
-        for mix in mixes if self.config.room else ():
-            state = self._grown(state, mix)
-        return state
+        return entered(self, state, decision) if self.careful else state
 
     def warm_start(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> Known:
         """Pool a reward from elsewhere."""
         return self._counted(*self._observed(state, blend, reward, counts))
 
     def practised(self, state: Known, blend: Blend, gain: FloatArray, errors: FloatArray) -> Known:
-        """Take in gains (V,) over the even blend, NaN where unseen, as sure as their standard errors (V,) say.
+        """Take in gains (V,) over the even blend, NaN where unseen, and their standard errors (V,).
 
         From the first one on rewards are what a blend earns beyond the even one: all else is forgotten.
         """
@@ -112,9 +99,10 @@ class GpTree(Rules):
     def _observed(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> tuple[Known, float]:
         """Pool a reward, after what it contradicts was forgotten; how much it taught."""
         if self.config.change > 0 and state.fitted:
-            mean, variance = gp.predicted(self.prior, state.posterior, blend, counts)
+            pool = state.posterior
+            mean, variance = gp.predicted(self.prior, pool, blend, counts)
             watch, changed = state.watch.weighed(
-                reward - mean, variance, shift=state.posterior.variance, slot=state.slots, threshold=self.config.change
+                reward - mean, variance, shift=pool.variance, slot=state.slots, threshold=self.config.change
             )
             state = replace(state, watch=watch)
             if len(changed):
@@ -124,14 +112,12 @@ class GpTree(Rules):
 
     def _unlearned(self, state: Known, changed: NDArray[np.intp]) -> Known:
         """Forget the rewards of changed tasks; where several changed together, start over with all of them."""
-        tasks = self.sizes.tasks
-        state = settled(self, state)
+        tasks, state = self.sizes.tasks, settled(self, state)
         posterior = state.posterior
         if state.watch.together(state.slots):
             changed = np.arange(tasks)
             posterior = gp.start_over(self.prior, posterior)
-            tree = VertexTree.root(self.sizes, room=self.config.room)
-            state = replace(state, tree=tree, watch=state.watch.begun(), since=0, fitted=0)
+            state = replace(state, watch=state.watch.begun(), since=0, fitted=0)
         left = 1.0 - len(changed) / tasks
         posterior = gp.forget_tasks(self.prior, posterior, changed)
         return replace(state, posterior=posterior, told=state.told * left, learned=state.learned * left)
@@ -150,51 +136,18 @@ class GpTree(Rules):
             return replace(state, posterior=gp.refit_early(self.prior, state.posterior))
         return state
 
-    def _grown(self, state: Known, mix: TaskMix) -> Known:
-        """Expand the leaf of highest bound, or else of highest mean, once its variance is low enough.
-
-        A full tree stays as it is: to use the rows of poor leaves again earned nothing in 800 slots of switching mixes.
-        """
-        pool, tree, nodes = state.posterior, state.tree, self.nodes(state)
-        ripe = tree.leaf & (tree.depth <= DEEPEST)
-        mean = np.where(ripe, pool.mean[nodes] @ mix, -np.inf)
-        variance = pool.variance_of(mix, pool.gain[nodes])
-        settled_below = EXPAND_BELOW * float(pool.variance_of(mix, np.zeros((1, 1)))[0])
-        for node in (first_best(mean + self.beta(state) * np.sqrt(variance)), first_best(mean)):
-            if ripe[node] and variance[node] < settled_below:
-                order = np.argsort(-(pool.mean[: self.sizes.experts] @ mix), kind="stable")  # best single expert first
-                children = tree.offspring(node, order, self.sizes)
-                if len(children) > tree.free:
-                    return state
-                tree, rows = tree.added(node, children)
-                posterior = gp.with_points(self.prior, pool, nodes.start + rows, children)
-                return replace(state, tree=tree, posterior=posterior)
-        return state
-
     def account(self, state: Known) -> Account | None:
         """What exploration has cost and may cost; None without a baseline."""
         return account(self, state)
 
     def view(self, state: Known) -> TreeView:
-        """Show the vertex tree, renumbered so that parents come first; all of it is feasible."""
-        tree, pool = state.tree, state.posterior
-        order: NDArray[np.intp] = np.flatnonzero(tree.used)
-        order = order[np.argsort(tree.depth[order], kind="stable")]
-        place = np.full(len(tree.used) + 1, -1, dtype=np.int64)
-        place[order] = np.arange(len(order))
-        visits = np.zeros(len(order))
-        if len(pool.arms):
-            from scipy.spatial.distance import cdist  # not at the top: `tanbr --help` loads this module
-
-            away = cdist(tree.blend[order], pool.arms)  # (n, m)
-            visits = np.where(away.min(axis=1) < SNAP, pool.visits[away.argmin(axis=1)], 0.0)
+        """Show the blends that were told, below the even one: this router searches no tree."""
+        pool, even = state.posterior, self.sizes.experts
+        blends = np.concatenate([pool.points[even : even + 1], pool.arms])
+        count = len(blends)
+        below, every = np.arange(count) > 0, np.ones(count, dtype=np.bool_)
         return TreeView(
-            parent=place[tree.parent[order]],
-            depth=tree.depth[order],
-            blend=tree.blend[order],
-            visits=visits,
-            value=pool.mean[self.nodes(state)][order],
-            leaf=tree.children[order] == 0,
-            active=np.ones(len(order), dtype=np.bool_),
-            node=order.astype(np.int64),
-        )
+            parent=below - 1, depth=below.astype(np.int64), blend=blends, visits=np.append(0.0, pool.visits),
+            value=gp.mean_at(self.prior, pool, blends), leaf=below if count > 1 else every, active=every,
+            node=np.arange(count),
+        )  # fmt: skip

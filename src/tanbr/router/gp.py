@@ -94,10 +94,7 @@ class Posterior:
         return arm, float(np.sqrt(squared[arm]))
 
     def mixed(self, mix: TaskMix, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Variance of ψᵀr (n,) from the tasks' variances (n, M), and its derivative by each of them (n, M).
-
-        Any two tasks' rewards are taken to correlate alike.
-        """
+        """Variance of ψᵀr (n,) from the tasks' variances (n, M), and its derivative by each (n, M)."""
         variance = np.maximum(variance, 1e-12)
         own, shared = (1.0 - self.correlation) * (mix * mix), self.correlation * mix
         if variance.shape[1] == 1:
@@ -113,7 +110,7 @@ class Posterior:
 
 
 def matern(r: FloatArray) -> FloatArray:
-    """Matérn-5/2 correlation at r = √5·distance/width, without the copies and checks of a library's kernel object."""
+    """Matérn-5/2 correlation at r = √5·distance/width."""
     return np.asarray((1.0 + r + r * r / 3.0) * np.exp(-r))
 
 
@@ -220,8 +217,7 @@ def predicted(prior: Prior, state: Posterior, blend: Blend, counts: Counts) -> t
 def observe(prior: Prior, state: Posterior, blend: Blend, reward: Reward, counts: Counts) -> tuple[Posterior, float]:
     """Take in one reward (V,) with its counts (0 where unseen), and say how much there was to learn from it.
 
-    That is how unsure its blend was before, its deviation as a share of the prior's, the mean over the seen tasks:
-    1 at first, √(noise/(n·prior)) or less once the blend has been told n times.
+    That is its blend's deviation before as a share of the prior's, the mean over the seen tasks: 1 at first.
     """
     seen = counts > 0
     if not seen.any():
@@ -264,18 +260,16 @@ def _pooled(state: Posterior, arm: int, reward: Reward, counts: Counts) -> Poste
 
 
 def _with_arm(prior: Prior, state: Posterior, blend: Blend) -> tuple[Posterior, int]:
-    """Find the arm of a blend or add it; where there are too many, a quarter of them goes first.
+    """Find the arm of a blend or add it; where there are too many, the quarter with the least behind it goes first.
 
-    Those go that have the least behind them, the oldest among equals: a rebuild costs O(arms³), so it must be rare.
+    A rebuild costs O(arms³), so it must be rare.
     """
     arm, away = state.nearest(blend)
     if away <= SAME:
         return state, arm
-    m = len(state.arms)
-    if m >= ARMS:
-        behind = state.weights.sum(axis=1) + np.arange(m) * 1e-9
+    if (m := len(state.arms)) >= ARMS:
+        behind = state.weights.sum(axis=1) + np.arange(m) * 1e-9  # the oldest among equals
         state = _with_arms(prior, state, np.sort(np.argsort(behind, kind="stable")[m // 4 :]))
-        m = len(state.arms)
     none = np.zeros((1, prior.tasks))
     grown = replace(
         state,
@@ -287,7 +281,7 @@ def _with_arm(prior: Prior, state: Posterior, blend: Blend) -> tuple[Posterior, 
         alpha=np.concatenate([state.alpha, none]),
         cross=np.concatenate([state.cross, state.kernel(state.points, blend[None])], axis=1),
     )
-    return grown, m
+    return grown, len(state.arms)
 
 
 def _with_arms(prior: Prior, state: Posterior, kept: NDArray[np.intp]) -> Posterior:
@@ -310,15 +304,6 @@ def start_over(prior: Prior, state: Posterior) -> Posterior:
     return replace(state, width=WIDTH, variance=prior.variance, correlation=CORRELATION, lift=prior.lift)
 
 
-def with_points(prior: Prior, state: Posterior, rows: NDArray[np.intp], points: FloatArray) -> Posterior:
-    """Put new points (n, K) into the given rows."""
-    (mean, gain), columns = at(prior, state, points), {}
-    for name, values in (("points", points), ("cross", state.kernel(points)), ("mean", mean), ("gain", gain)):
-        columns[name] = getattr(state, name).copy()
-        columns[name][rows] = values
-    return replace(state, **columns)
-
-
 def rebuild(prior: Prior, state: Posterior) -> Posterior:
     """Compute A, α and the points' posterior from the pooled rewards."""
     kernel, weights = state.kernel(state.arms), state.weights
@@ -338,8 +323,7 @@ def rebuild(prior: Prior, state: Posterior) -> Posterior:
 class Evidence:
     """Marginal likelihood of what was told, over the tasks, with the lift that makes it highest.
 
-    The lift λ is the one coefficient of the prior mean, 1/2 + λ·feature, and a normal variable around `prior.lift`
-    with deviation `LIFT_DEVIATION`: given the kernel, its best value has a closed form (generalised least squares).
+    The lift is normal around `prior.lift`: given the kernel, its best value has a closed form (least squares).
     """
 
     def __init__(self, prior: Prior, state: Posterior) -> None:
@@ -372,10 +356,7 @@ class Evidence:
         return likelihood, self._lift + more, curve**-0.5
 
     def cautious_lift(self, width: float, noise: float, variance: float) -> float:
-        """Go below what was expected of the lift only as far as the rewards say for sure.
-
-        Too high a lift follows the mix too closely; too low a one stays with a blend that the mix has left.
-        """
+        """Go below what was expected of the lift only as far as the rewards say for sure."""
         _, lift, error = self(width, noise, variance)
         return max(lift, min(lift + CAUTION * error, self._lift))
 
@@ -383,8 +364,8 @@ class Evidence:
 def tasks_correlation(prior: Prior, state: Posterior) -> float:
     """How alike the tasks' rewards differ between blends; as it was, where they differ by little more than their noise.
 
-    With e_v(x) what task v was told at arm x beyond the prior and its own mean, the mean of e_v·e_u over the pairs of
-    tasks seen at one arm, over the mean of e_v² without its noise.
+    Of what each task was told beyond the prior and its own mean: the mean product of two tasks at one arm, over the
+    mean square without its noise.
     """
     weights = state.weights
     seen = weights > 0
@@ -399,10 +380,7 @@ def tasks_correlation(prior: Prior, state: Posterior) -> float:
 
 
 def refit(prior: Prior, state: Posterior, *, noise: bool = True) -> Posterior:
-    """Choose kernel width, variance and lift by marginal likelihood, then the correlation, and rebuild.
-
-    The noise, too, unless it is known.
-    """
+    """Choose kernel width, variance, lift and, unless it is known, noise by likelihood; then the correlation."""
     if len(state.arms) < 3:
         return state
     evidence = Evidence(prior, state)
@@ -421,12 +399,11 @@ def with_lift(prior: Prior, state: Posterior) -> Posterior:
 
 
 def refit_early(prior: Prior, state: Posterior) -> Posterior:
-    """Correct the noise, by how far rewards of one blend differ, the lift, and the correlation, but upwards only.
+    """Correct noise, by how far rewards of one blend differ, lift, and correlation, but upwards only.
 
-    Few rewards may hide what tasks have in common, and too low a correlation ends the search for better blends; the
-    kernel waits for `refit`.
+    Few rewards may hide what tasks have in common, and too low a correlation ends the search for better blends.
     """
     within, freedom = state.scatter
     state = replace(state, noise=float((TRUST * state.noise + within) / (TRUST + freedom)))
-    state = replace(state, lift=Evidence(prior, state).cautious_lift(state.width, state.noise, state.variance))
+    state = with_lift(prior, state)
     return rebuild(prior, replace(state, correlation=max(state.correlation, tasks_correlation(prior, state))))

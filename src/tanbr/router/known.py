@@ -10,11 +10,10 @@ from tanbr.router import gp
 from tanbr.router.config import PRIORS, DefaultModeConfig
 from tanbr.router.gp import Posterior, Prior
 from tanbr.router.simplex import Sizes, keep_largest
-from tanbr.router.tree import VertexTree
 from tanbr.router.watch import Watch
 from tanbr.types import FloatArray, lock
 
-FIXED = 600  # fixed candidate blends: 400 more in the tree's place were no better (docs/router.md)
+FIXED = 600  # fixed candidate blends: 400 more were no better (docs/router.md)
 LIFT = 0.4  # how much more a task is expected to earn from its own expert alone than without it; fits correct it
 BETA_FLOOR = 0.5  # deviations in the bound in the end: with less, runs stayed on the wrong hill
 BETA_HALF = 200.0  # told slots in which the way to the floor is halved, if they taught enough
@@ -49,8 +48,7 @@ class Known:
     learned: float  # the same, each by the share of the deviation that was left at its blend
     since: int  # slots told since the router started, or started over
     fitted: int  # slots told at the last fit of the kernel, 0 before any
-    posterior: Posterior  # at the fixed blends, then the rows of the tree
-    tree: VertexTree
+    posterior: Posterior  # at the fixed blends
     ledger: Ledger
     watch: Watch
     own: FloatArray  # (V, K) how likely each expert is to be a task's own, as practice found it; 0 before that
@@ -118,21 +116,14 @@ class Rules:
 
     def start(self, rng: np.random.Generator) -> Known:
         """Know nothing yet."""
-        (K, V), room = (self.sizes.experts, self.sizes.tasks), self.config.room
-        fixed = fixed_blends(self.sizes, FIXED, rng)
-        points = np.concatenate([fixed, np.repeat(fixed[K][None], room, axis=0)])
+        K, V = self.sizes.experts, self.sizes.tasks
         empty = np.zeros((0, K))
         return Known(
             slots=0, told=0.0, learned=0.0, since=0, fitted=0,
-            posterior=gp.start(self.prior, points), tree=VertexTree.root(self.sizes, room=room),
+            posterior=gp.start(self.prior, fixed_blends(self.sizes, FIXED, rng)),
             ledger=Ledger(0, 0, 0, 0.0, 0.0, np.zeros((0, V)), empty, empty, -1, empty),
             watch=Watch.start(V), own=np.zeros((V, K)), practised=0,
         )  # fmt: skip
-
-    def nodes(self, known: Known) -> slice:
-        """The rows of the tree among the points."""
-        count = len(known.posterior.points)
-        return slice(count - self.config.room, count)
 
 
 def fixed_blends(sizes: Sizes, count: int, rng: np.random.Generator) -> FloatArray:

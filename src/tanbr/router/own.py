@@ -16,8 +16,11 @@ which its own expert weighs most. The shell checks what comes in, numbers decisi
 served. Of more than B experts it keeps the B largest.
 """
 
+# ruff: noqa: ARG002 - a policy is handed more than it needs
+
 import copy
 import inspect
+import itertools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +33,7 @@ from tanbr.errors import ConfigError, InputError, StateError, TanbrError
 from tanbr.router.panel import Readings, task_groups
 from tanbr.router.shell import AskTell, Nothing, Question, lone_root
 from tanbr.router.simplex import Sizes, keep_largest
-from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, Terms, TreeView, as_blend
+from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TreeView, as_blend
 
 
 def built(make: Callable[..., Any], *sizes: int, **options: Any) -> Any:
@@ -40,16 +43,16 @@ def built(make: Callable[..., Any], *sizes: int, **options: Any) -> Any:
         signature = inspect.signature(make)
     except (TypeError, ValueError):
         raise ConfigError(f"{name} is no class that makes a router") from None
-    for given in (sizes, ()):
-        for known in (options, {n: value for n, value in options.items() if n in signature.parameters}):
-            try:
-                signature.bind(*given, **known)
-            except TypeError:
-                continue
-            router = _called(f"{name}(…)", make, *given, **known)
-            if not all(callable(getattr(router, method, None)) for method in ("ask", "tell")):
-                raise ConfigError(f"{name} is no router: it needs ask(task_mix) and tell(decision, reward)")
-            return router
+    named = {n: value for n, value in options.items() if n in signature.parameters}
+    for given, known in itertools.product((sizes, ()), (options, named)):
+        try:
+            signature.bind(*given, **known)
+        except TypeError:
+            continue
+        router = _called(f"{name}(…)", make, *given, **known)
+        if not all(callable(getattr(router, method, None)) for method in ("ask", "tell")):
+            raise ConfigError(f"{name} is no router: it needs ask(task_mix) and tell(decision, reward)")
+        return router
     raise ConfigError(f"{name}{signature} asks for more than a router is made with: experts, tasks, seed")
 
 
@@ -77,10 +80,10 @@ class _Theirs:
     def panels(self) -> bool:
         return "models" in inspect.signature(self.router.ask).parameters
 
-    def start(self, rng: np.random.Generator) -> Nothing:  # noqa: ARG002
+    def start(self, rng: np.random.Generator) -> Nothing:
         return Nothing()
 
-    def choose(self, state: Nothing, asked: Question, rng: np.random.Generator) -> Decision:  # noqa: ARG002
+    def choose(self, state: Nothing, asked: Question, rng: np.random.Generator) -> Decision:
         panel = {"models": asked.models, "confusion": asked.confusion} if asked.models > 1 else {}
         takes = inspect.signature(self.router.ask).parameters
         said = _called("ask", self.router.ask, asked.task_mix, **{n: panel[n] for n in panel.keys() & takes.keys()})
@@ -100,16 +103,10 @@ class _Theirs:
         else:
             groups = task_groups(Readings.of(asked.task_mix, asked.confusion), asked.models)
             estimates = (groups == np.arange(asked.models)[:, None]).astype(np.float64)
-        terms = tuple(Terms(float("nan")) for _ in blends)
-        return asked.decided(keep_largest(blends, self.sizes.max_active), terms, estimates=estimates)
+        return asked.decided(keep_largest(blends, self.sizes.max_active), estimates=estimates)
 
     def learn(
-        self,
-        state: Nothing,
-        decision: Decision,
-        rewards: FloatArray,
-        counts: FloatArray,
-        rng: np.random.Generator,  # noqa: ARG002
+        self, state: Nothing, decision: Decision, rewards: FloatArray, counts: FloatArray, rng: np.random.Generator
     ) -> Nothing:
         told = (rewards, counts) if len(rewards) > 1 else (rewards[0], counts[0])
         takes = "counts" in inspect.signature(self.router.tell).parameters
@@ -121,7 +118,7 @@ class _Theirs:
             _called("warm_start", self.router.warm_start, blend[None], reward[None], counts[None])
         return state
 
-    def view(self, state: Nothing) -> TreeView:  # noqa: ARG002
+    def view(self, state: Nothing) -> TreeView:
         return lone_root(self.sizes.experts, self.sizes.tasks)
 
 

@@ -138,6 +138,19 @@ def task_groups(readings: Readings, models: int) -> NDArray[np.intp]:
     return labels
 
 
+def proportional_panel(
+    readings: Readings, models: int, *, own: ArrayLike, groups: ArrayLike, sizes: Sizes
+) -> tuple[FloatArray, NDArray[np.intp]]:
+    """Give each group of tasks their own experts by the shares of the mix: blends (G, K), and each task's model (V,).
+
+    `groups` (V,) counts where somebody measured for so many models which tasks lose least by sharing one.
+    """
+    home = np.asarray(groups, dtype=np.intp)
+    if len(home) != sizes.tasks or home.max() + 1 != models:
+        home = task_groups(readings, models)
+    return proportional_blends(readings, home, models, own=own, sizes=sizes), home
+
+
 def proportional_blends(
     readings: Readings, labels: NDArray[np.intp], models: int, *, own: ArrayLike, sizes: Sizes
 ) -> FloatArray:
@@ -148,11 +161,8 @@ def proportional_blends(
     """
     likely = np.asarray(own)
     likely = np.eye(sizes.experts)[likely] if likely.ndim == 1 else likely
-    blends = np.zeros((models, sizes.experts))
     inside = labels == np.arange(models)[:, None]
     inside[~inside.any(axis=1)] = True
     received = readings.received(inside)
-    for blend, share, tasks in zip(blends, received, inside, strict=True):
-        share = share if share.any() else tasks / tasks.sum()
-        blend[:] = share / share.sum() @ likely
-    return keep_largest(blends, sizes.max_active)
+    share = np.where(received.any(axis=1, keepdims=True), received, inside)
+    return keep_largest(share / share.sum(axis=1, keepdims=True) @ likely, sizes.max_active)

@@ -1,14 +1,14 @@
 """The shell of every router: ids, open decisions, checks of what comes in, save and load.
 
 The whole router is one frozen `RouterState`. A step makes the next one, and the shell holds it in one attribute: undo
-is keeping the old state, and a fork shares it. What is chosen and learned is a `Policy`; the shell never looks inside.
+is keeping the old state, and a fork shares it. A policy chooses and learns; the shell never looks inside.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,11 +18,8 @@ from tanbr.errors import DecisionError, InputError, SettingsError, StateError
 from tanbr.router.simplex import Sizes, as_size
 from tanbr.state import Arrays, from_arrays, read_state, to_arrays, write_state
 from tanbr.types import (
-    Blend,
-    Counts,
     Decision,
     FloatArray,
-    Reward,
     TaskMix,
     Terms,
     TreeView,
@@ -47,41 +44,9 @@ class Question:
     confusion: FloatArray | None = None  # (V, V) how each task's requests are read; None: rightly
     open: tuple[Decision, ...] = ()  # decisions whose reward is still to come, oldest first
 
-    def decided(self, blends: FloatArray, terms: tuple[Terms, ...], *, estimates: FloatArray | None = None) -> Decision:
-        """Make the decision of blends (G, K), or of one (K,)."""
-        known = {} if estimates is None else {"estimates": estimates}
+    def decided(self, blends: FloatArray, terms: tuple[Terms, ...] = (), **known: FloatArray) -> Decision:
+        """Make the decision of blends (G, K), or of one (K,); of several, `estimates` say what goes to which."""
         return Decision(self.id, self.task_mix, blends, confusion=self.confusion, terms=terms, **known)
-
-
-class Policy(Protocol):
-    """Chooses and learns. A state is a frozen dataclass of arrays and numbers, and no step writes to it."""
-
-    @property
-    def panels(self) -> bool:
-        """Whether it can choose more than one blend at a time."""
-        ...
-
-    def start(self, rng: np.random.Generator) -> Any:
-        """Make the state that knows nothing."""
-        ...
-
-    def choose(self, state: Any, asked: Question, rng: np.random.Generator) -> Decision:
-        """Choose G blends."""
-        ...
-
-    def learn(
-        self, state: Any, decision: Decision, rewards: FloatArray, counts: FloatArray, rng: np.random.Generator
-    ) -> Any:
-        """Give the state that also knows the rewards (G, V) of a decision; counts (G, V) are 0 where unseen."""
-        ...
-
-    def warm_start(self, state: Any, blend: Blend, reward: Reward, counts: Counts) -> Any:
-        """Give the state that also knows a reward which this router did not ask for."""
-        ...
-
-    def view(self, state: Any) -> TreeView:
-        """Show the search tree; a single root where there is none."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -107,12 +72,22 @@ class RouterState:
 
 
 class AskTell:
-    """A router: a policy behind `ask` and `tell`."""
+    """A router: a policy behind `ask` and `tell`.
+
+    A policy's states are frozen dataclasses, to which no step writes. It has
+
+    - `panels`, whether it can choose more than one blend at a time,
+    - `start(rng)`, which makes the state that knows nothing,
+    - `choose(state, question, rng)`, which makes the decision,
+    - `learn(state, decision, rewards, counts, rng)`: the next state, from (G, V) each; counts are 0 where unseen,
+    - `warm_start(state, blend, reward, counts)`: the next state, from a reward that it did not ask for,
+    - `view(state)`: its search tree, or `lone_root`.
+    """
 
     kind: ClassVar[str] = ""  # written into saved states
     may_change: ClassVar[frozenset[str]] = frozenset()  # settings that a saved state goes on with as it is asked to
 
-    def __init__(self, policy: Policy, sizes: Sizes, *, seed: int = 0, settings: Mapping[str, Any]) -> None:
+    def __init__(self, policy: Any, sizes: Sizes, *, seed: int = 0, settings: Mapping[str, Any]) -> None:
         self.experts, self.tasks, self.max_active = sizes.experts, sizes.tasks, sizes.max_active
         self._policy = policy
         self._settings = {**asdict(sizes), **settings}  # arguments that build an equal router
@@ -140,9 +115,9 @@ class AskTell:
         return decision
 
     def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
-        """Learn from the reward (V,) of one model or (G, V); NaN where unseen, and all NaN declines the decision.
+        """Learn from the reward (V,) of one model or (G, V), whenever it comes; NaN where unseen, all NaN declines.
 
-        Rewards may come late and out of order. `counts`, of the same shape, are the requests behind them.
+        `counts`, of the same shape, are the requests behind the rewards.
         """
         asked = self._find_open(decision)
         rewards, weights = self._rewards(reward, counts, rows=len(asked.blends))
@@ -154,20 +129,14 @@ class AskTell:
         self._state = replace(self._without(asked), known=known, random=self._rng.bit_generator.state)
 
     def decline(self, decision: Decision | int) -> None:
-        """Take back a decision that was not served: it leaves no trace in what is known or counted.
-
-        Random numbers that it drew stay drawn, so that a router which chooses by them does not offer the same again.
-        """
+        """Take back a decision that was not served: it leaves no trace but in the random stream, which goes on."""
         self._state = self._without(self._find_open(decision))
 
     def _without(self, asked: Decision) -> RouterState:
         return replace(self._state, open=tuple(one for one in self._state.open if one.id != asked.id))
 
     def warm_start(self, blends: ArrayLike, rewards: ArrayLike, counts: ArrayLike | None = None) -> None:
-        """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen; any number of active experts.
-
-        `counts` (n, V) are the requests behind each reward; one where a task was seen, if None.
-        """
+        """Learn from blends (n, K) and rewards (n, V) of earlier, NaN where unseen, with the requests behind each."""
         xs = [as_blend(x, experts=self.experts) for x in _table(blends, "blends", self.experts)]
         known = self._state.known
         for x, r, c in zip(xs, *self._rewards(rewards, counts, rows=len(xs)), strict=True):
@@ -180,10 +149,9 @@ class AskTell:
         return hasattr(self._policy, "suggested")
 
     def practised(self, blend: ArrayLike, gain: ArrayLike, errors: ArrayLike) -> None:
-        """Learn what a blend (K,) gains over the even one on the same logged requests: (V,), NaN where unseen.
+        """Learn what a blend (K,) gains over the even one on the same logged requests, and the standard errors (V,).
 
-        `errors` (V,) are standard errors of these paired differences. From then on what is served teaches nothing by
-        itself: its requests are in the log.
+        From then on what is served teaches nothing by itself: its requests are in the log.
         """
         x, told = as_blend(blend, experts=self.experts), np.asarray(gain, dtype=np.float64)
         error = np.where(np.isnan(told), 1.0, np.asarray(errors, dtype=np.float64))
@@ -202,16 +170,14 @@ class AskTell:
         self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None, optimism: float | None = 1.0
     ) -> Any:
         """Suggest G blends to practise for a task mix (V,); nothing is decided by it."""
-        mix, read = as_task_mix(task_mix, tasks=self.tasks), None
-        if confusion is not None:
-            read = as_confusion(confusion, tasks=self.tasks)
-        return self._rules.suggested(self._state.known, Question(-1, mix, models, read, ()), optimism)
+        mix = as_task_mix(task_mix, tasks=self.tasks)
+        read = None if confusion is None else as_confusion(confusion, tasks=self.tasks)
+        return self._rules.suggested(self._state.known, Question(-1, mix, models, read), optimism)
 
     @property
     def _rules(self) -> Any:
         """The policy as it stands, after what was practised."""
-        policy: Any = self._policy
-        return policy.by(self._state.known) if self.practises else policy
+        return self._policy.by(self._state.known) if self.practises else self._policy
 
     def _rewards(self, rewards: ArrayLike, counts: ArrayLike | None, *, rows: int) -> tuple[FloatArray, FloatArray]:
         """Check rewards and the counts behind them: (n, V) each."""
@@ -318,9 +284,8 @@ class AskTell:
             raise DecisionError(
                 f"decision {wanted} {'was told already' if known else 'was never asked of this router'}"
             )
-        if isinstance(decision, Decision) and not (
-            np.array_equal(decision.blends, found.blends) and np.array_equal(decision.task_mix, found.task_mix)
-        ):
+        same = (np.array_equal(getattr(decision, name), getattr(found, name)) for name in ("blends", "task_mix"))
+        if isinstance(decision, Decision) and not all(same):
             raise DecisionError(f"decision {wanted} is another router's: its blend or task mix differs from this one's")
         return found
 
@@ -341,17 +306,14 @@ def _table(values: ArrayLike, name: str, columns: int, *, rows: int | None = Non
 
 def _json_of(decision: Decision) -> dict[str, Any]:
     """Write an open decision for a saved state; JSON keeps every bit of a float."""
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in asdict(decision).items()
-    }
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in asdict(decision).items()}
 
 
 def _from_json(values: Mapping[str, Any], *, experts: int, tasks: int) -> Decision:
     """Read what `_json_of` wrote."""
     blends = [as_blend(x, experts=experts) for x in values["blends"]]
+    mix = as_task_mix(values["task_mix"], tasks=tasks)
     estimates = np.asarray_chkfinite(values["estimates"], dtype=np.float64).reshape(len(blends), tasks)
     read = None if values["confusion"] is None else as_confusion(values["confusion"], tasks=tasks)
     terms = tuple(Terms(**why) for why, _ in zip(values["terms"], blends, strict=True))
-    return Decision(
-        int(values["id"]), as_task_mix(values["task_mix"], tasks=tasks), frozen(blends), estimates, read, terms
-    )
+    return Decision(int(values["id"]), mix, frozen(blends), estimates, read, terms)

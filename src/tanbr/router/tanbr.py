@@ -1,7 +1,7 @@
 """`Tanbr`: the default router or Algorithm 1 behind ask and tell."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.router.config import MAY_CHANGE, RouterConfig
-from tanbr.router.default import GpTree
+from tanbr.router.default import DefaultPolicy
 from tanbr.router.known import FIXED
 from tanbr.router.paper import Algorithm1
 from tanbr.router.shell import AskTell
 from tanbr.router.simplex import Sizes
+from tanbr.state import Arrays
 from tanbr.types import Account, FloatArray
 
 Mode = Literal["default", "paper"]
@@ -45,7 +46,7 @@ class Tanbr(AskTell):
         if mode not in ("default", "paper"):
             raise InputError(f'mode must be "default" or "paper" (got {mode!r})')
         self.mode, self.config = mode, config
-        policy = Algorithm1(sizes, config.paper) if mode == "paper" else GpTree.of(sizes, config.default)
+        policy = Algorithm1(sizes, config.paper) if mode == "paper" else DefaultPolicy.of(sizes, config.default)
         settings = {"mode": mode, "seed": seed, "config": config.model_dump(mode="json", include={str(mode)})}
         super().__init__(policy, sizes, seed=seed, settings=settings)
 
@@ -72,7 +73,7 @@ class Tanbr(AskTell):
 
         None in mode "paper", and after practice: then only gains over the even blend are known.
         """
-        if not isinstance(self._policy, GpTree) or self._state.known.practised:
+        if not isinstance(self._policy, DefaultPolicy) or self._state.known.practised:
             return None
         pool = self._state.known.posterior
         return pool.arms, pool.means, pool.weights
@@ -80,7 +81,7 @@ class Tanbr(AskTell):
     @property
     def account(self) -> Account | None:
         """What exploration has cost and may cost, in plain numbers; None without a baseline, and in mode "paper"."""
-        return self._rules.account(self._state.known) if isinstance(self._policy, GpTree) else None
+        return self._rules.account(self._state.known) if isinstance(self._policy, DefaultPolicy) else None
 
     @classmethod
     def least_numbers(cls, settings: Mapping[str, Any]) -> int:
@@ -88,4 +89,15 @@ class Tanbr(AskTell):
         config, experts = RouterConfig.model_validate(settings["config"]), int(settings["experts"])
         if settings["mode"] == "paper":
             return config.paper.parameters(experts, int(settings["tasks"]))
-        return experts * (max(FIXED, experts) + config.default.room)
+        return experts * max(FIXED, experts)
+
+    @classmethod
+    def _restored(cls, header: Mapping[str, Any], arrays: Arrays) -> Self:
+        """Build the router that a state speaks of; the tree that the default mode had is left out."""
+        header["settings"]["config"].get("default", {}).pop("room", None)
+        if "tree.used" in arrays:
+            room = len(arrays["tree.used"])
+            arrays = {name: array for name, array in arrays.items() if not name.startswith("tree.")}
+            for name in ("posterior.points", "posterior.cross", "posterior.mean", "posterior.gain"):
+                arrays[name] = arrays[name][: len(arrays[name]) - room]
+        return super()._restored(header, arrays)

@@ -1,11 +1,11 @@
 """The regret study: routers on synthetic reward maps whose best blend is known, and under what deployment adds.
 
     python -m tanbr.lab.studies.regret --quick
-    python -m tanbr.lab.studies.regret --suite hard --routers tanbr,tanbr:room=0,vector-gp --seeds 2 --out hard.json
+    python -m tanbr.lab.studies.regret --suite hard --routers tanbr,tanbr:change=0,vector-gp --seeds 2 --out hard.json
     python -m tanbr.lab.studies.regret --suite requests --routers parts --slots 200 --seeds 3 --out ablation.json
 
 A router is one of ROUTERS, or the default router with settings, or constants of its modules, changed:
-`tanbr:room=0;choose.SNAP=0`. `parts` stands for the default router, and for it without each of its parts in turn.
+`tanbr:budget=1;choose.SNAP=0`. `parts` stands for the default router, and for it without each of its parts in turn.
 The suite `requests` is no map: the embedded model answers requests whose mix drifts, on the server's loop; what it
 earned less than 1 is its regret. `practice` is the same where blends are practised on logged requests; its rows and
 seeds (`--first 100`) are for trying. Constants were chosen on map seeds from 100 upwards; results are of seeds from 0.
@@ -61,12 +61,12 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 }
 REQUESTS = {"requests, experts known": True, "requests, experts unknown": False}
 PRACTISED = (  # what is switched off, or made less of, where blends are practised on logged requests
-    "default.PRACTICE_FITS=[]", "known.LIFT=0", "conservative.DOUBT=1000000", "conservative.MARGIN=0", "room=0",
+    "default.PRACTICE_FITS=[]", "known.LIFT=0", "conservative.DOUBT=1000000", "conservative.MARGIN=0",
     "choose.CLIMB_ROUNDS=0", "loop.practice.OPTIMISM=[null]", "loop.practice.OPTIMISM=[null,0.0]",
     "loop.practice.ALONE=24",
 )  # fmt: skip
 PARTS = (  # of the default router, each as it is switched off
-    "room=0", "choose.CLIMB_ROUNDS=0", "choose.SNAP=1e-6", "beta=0;known.BETA_FLOOR=0", "choose.OPEN_REACH=1e-6",
+    "choose.CLIMB_ROUNDS=0", "choose.SNAP=1e-6", "beta=0;known.BETA_FLOOR=0", "choose.OPEN_REACH=1e-6",
     "default.FITS=[];default.EARLY_FITS=[]", "default.EARLY_FITS=[]", "known.LIFT=0", "conservative.MARGIN=0",
     "budget=1", "change=0",
 )  # fmt: skip
@@ -271,7 +271,7 @@ def main(arguments: list[str] | None = None) -> None:
     if served and options.conditions != "plain":
         parser.error("conditions are of maps; leave --conditions out, or the suite")
     slots = 100 if options.quick else options.slots
-    few = ["tanbr", "tanbr:room=0", "random"]
+    few = ["tanbr", "random"]
     names = options.routers.split(",") if options.routers else few if options.quick else list(ROUTERS)
     if "parts" in names:
         names = ["tanbr", *(f"tanbr:{part}" for part in (PRACTISED if options.suite == PRACTICE else PARTS))]
