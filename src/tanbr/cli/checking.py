@@ -84,10 +84,10 @@ def machine() -> dict[str, str]:
     if _version("torch") is not None:
         import torch
 
-        engines = [engine for engine in torch.backends.quantized.supported_engines if engine != "none"]
-        cuda = f"{torch.cuda.device_count()} devices" if torch.cuda.is_available() else 'no; device must be "cpu"'
-        arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, threads: {torch.get_num_threads()}"
-        facts |= {"torch's arithmetic": arithmetic, "int8": ", ".join(engines) or "no", "cuda": cuda}
+        facts["torch's arithmetic"] = f"{torch.backends.cpu.get_cpu_capability()}, threads: {torch.get_num_threads()}"
+        facts["cuda"] = (
+            f"{torch.cuda.device_count()} devices" if torch.cuda.is_available() else 'no; device must be "cpu"'
+        )
     return facts
 
 

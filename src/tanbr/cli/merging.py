@@ -13,7 +13,7 @@ from rich.table import Table
 from typer import Option
 
 from tanbr.cli.display import bar, console, phases, show_check
-from tanbr.cli.options import Given, MergeMethod, examples, options_of, whole_numbers
+from tanbr.cli.options import Given, MergeMethod, examples, options_of
 from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
@@ -42,7 +42,7 @@ NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears
         "tanbr merge moe/ aligned/ --mode align    # where inspect says: align first",
     )
 )
-@options_of(StartConfig, "over", "experts", "blend_only")
+@options_of(StartConfig, "over", "experts blend_only")
 def merge(
     checkpoint: Source,
     out: NewFolder,
@@ -68,19 +68,30 @@ def merge(
         raise InputError(f"--mode {mode} takes no --blend")
     if mode != "moe" and (copies is not None or rest != "refuse"):
         raise InputError("--copies and --rest are for --mode moe")
-    if mode == "moe":
-        _make_moe(checkpoint, out, over, rest=rest, copies=copies)
-        return
-    if mode == "align":
-        _align(checkpoint, out, over)
+    if copies is not None:
+        from tanbr.lab.train.upcycle import upcycle
+
+        with bar("copying") as show:
+            upcycle(Path(checkpoint), out, experts=copies, progress=show)
+        console.print(f"{out}: {copies} experts in every FFN")
         return
     from tanbr.merge import open as open_moe
-    from tanbr.merge.export import About
-    from tanbr.tasks.card import read_card
 
-    moe = open_moe(checkpoint, **over, method=method)
-    about = About(moe.source.expert_tasks or read_card(moe.path).expert_tasks)
-    _write(moe, _weights(moe, blend, force=force), out, about, as_adapter=as_adapter)
+    moe = open_moe(checkpoint, **over, method=method if mode == "blend" else "average")
+    if mode == "moe":
+        _assemble(moe, out, rest)
+    elif mode == "align":
+        from tanbr.merge.align import align
+
+        with bar("aligning") as show:
+            align(moe, out, progress=show)
+        console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
+    else:
+        from tanbr.merge.export import About
+        from tanbr.tasks.card import read_card
+
+        about = About(moe.source.expert_tasks or read_card(moe.path).expert_tasks)
+        _write(moe, _weights(moe, blend, force=force), out, about, as_adapter=as_adapter)
 
 
 @app.command(
@@ -152,21 +163,9 @@ def _write(moe: "Moe", blend: list[float], out: Path, about: "About", *, as_adap
     console.print(f"certificate: {out / 'certificate.json'}; model card: {out / 'README.md'}")
 
 
-def _make_moe(
-    checkpoint: str, out: Path, over: Given, *, rest: Literal["refuse", "average"], copies: int | None
-) -> None:
-    """Write an MoE whose experts are copies of a dense checkpoint, or experts over a base."""
-    if copies is not None:
-        from tanbr.lab.train.upcycle import upcycle
-
-        with bar("copying") as show:
-            upcycle(Path(checkpoint), out, experts=copies, progress=show)
-        console.print(f"{out}: {copies} experts in every FFN")
-        return
+def _assemble(moe: "Moe", out: Path, rest: Literal["refuse", "average"]) -> None:
     from tanbr.lab.train.checkpoints import assemble
-    from tanbr.merge import open as open_moe
 
-    moe = open_moe(checkpoint, **over, method="average")
     with bar("assembling") as show:
         averaged = assemble(moe, out, rest=rest, progress=show)
     console.print(f"{out}: {moe.num_experts} experts in every FFN; gates, if it has any, are random")
@@ -181,7 +180,7 @@ def _make_moe(
         "tanbr inspect --state out/serve    # what learning is worth there",
     )
 )
-@options_of(StartConfig, "over", "experts", "blend_only")
+@options_of(StartConfig, "over", "experts blend_only")
 def inspect(
     over: Given,
     checkpoint: Annotated[
@@ -240,21 +239,11 @@ def _show_check(moe: "Moe", data: Path) -> None:
         show_check(found)
 
 
-def _align(checkpoint: str, out: Path, over: Given) -> None:
-    """Put the hidden units of all experts in the same order, where `tanbr inspect` says "align first"."""
-    from tanbr.merge import align as aligning
-    from tanbr.merge import open as open_moe
-
-    with bar("aligning") as show:
-        aligning.align(open_moe(checkpoint, **over), out, progress=show)
-    console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
-
-
 def _weights(moe: "Moe", blend: str | None, *, force: bool) -> list[float]:
     """Give the blend to merge, and refuse experts that should not be merged."""
     from tanbr.merge.inspect import glance
 
-    weights = list(moe.source.weights) if blend is None else parse_blend(blend, experts=moe.num_experts)
+    weights = list(moe.source.weights) if blend is None else _blend(blend, moe.num_experts)
     if not weights:
         raise InputError("a merge needs --blend, or a list of experts with their weights")
     if not force and sum(weight != 0 for weight in weights) > 1:
@@ -264,23 +253,23 @@ def _weights(moe: "Moe", blend: str | None, *, force: bool) -> list[float]:
     return weights
 
 
-def parse_blend(text: str, *, experts: int) -> list[float]:
+def _blend(text: str, experts: int) -> list[float]:
     """Read a blend of K experts: numbers, `even`, or `one-hot:k`."""
     if text == "even":
         return [1 / experts] * experts
-    if text.startswith("one-hot:"):
-        chosen = whole_numbers(text.removeprefix("one-hot:"), "--blend one-hot:")
-        if len(chosen) != 1 or not 0 <= chosen[0] < experts:
-            raise InputError(f"one-hot needs one expert, numbered 0..{experts - 1} (got {text!r})")
-        return [float(k == chosen[0]) for k in range(experts)]
     try:
+        if text.startswith("one-hot:"):
+            only = range(experts).index(int(text.removeprefix("one-hot:")))
+            return [float(k == only) for k in range(experts)]
         return [float(word) for word in text.split(",")]
     except ValueError:
-        raise InputError(f"--blend must be numbers like 0.5,0.5, or even, or one-hot:3 (got {text!r})") from None
+        raise InputError(
+            f"--blend must be numbers like 0.5,0.5, or even, or one-hot:k with k from 0 to {experts - 1} (got {text!r})"
+        ) from None
 
 
 def _report_table(report: "Inspection") -> Table:
-    """Lay out a row a site; a site's name folds where the terminal is narrow, and no figure is cut."""
+    """Lay out a row a site; its name folds where the terminal is narrow."""
     table = Table(caption="means over pairs of experts; units: hidden units of expert 0 beside those of others")
     table.add_column("site", overflow="fold")
     for name in ("distance", "cosine", "task\ncosine", "units\nin place", "best\nmatch", "moved"):

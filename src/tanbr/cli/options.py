@@ -4,7 +4,7 @@ import inspect
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
@@ -48,15 +48,14 @@ def examples(*lines: str) -> str:
 
 
 def options_of(
-    section: type[Section], into: str, *fields: str, common: Sequence[str] = (), advanced: Sequence[str] = ()
+    section: type[Section], into: str, fields: str = "", *, common: str = "", advanced: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command an option for each field that is named here: its name, type and help are the field's.
+    """Give a command an option for each field that is named here, with the field's name, type and help.
 
-    The command has a parameter `into`, and gets in it what the user gave, by field; the section checks it. `common` and
-    `advanced` fields have panels of their own in the help.
+    Its parameter `into` gets what the user gave, by field. `common` and `advanced` are panels of the help.
     """
     panels = {None: fields, COMMON: common, ADVANCED: advanced}
-    made = [_parameter(section, name, panel) for panel, names in panels.items() for name in names]
+    made = [_parameter(section, name, panel) for panel, names in panels.items() for name in names.split()]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)

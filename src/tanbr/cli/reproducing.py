@@ -35,9 +35,7 @@ def reproduce(
         str,
         Option(help="tiny: embedded models, minutes. small: real models and GLUE, hours. paper: as published."),
     ] = "tiny",
-    out: Annotated[Path, Option(help="Folder for the report; existing results are not run again.")] = Path(
-        "out/reproduce"
-    ),
+    out: Annotated[Path, Option(help="Folder for the report; results there are kept.")] = Path("out/reproduce"),
     model: Annotated[Path | None, Option(help="Folder of a BERT-MoE. At tiny: the embedded one.")] = None,
     t5: Annotated[Path | None, Option("--t5", help="Folder of a T5-MoE. At tiny: the embedded one.")] = None,
     data: Annotated[Path | None, Option(help="GLUE's folder. At tiny: the generated tasks.")] = None,
@@ -61,9 +59,7 @@ def reproduce(
             [name, str(len(jobs)), f"{took[name]} min" if jobs and name in took else "–"]
             for name, jobs in reproduction.missing(wanted, setup).items()
         ]
-        title = (
-            f"scale {scale}: jobs to run (one that several parts share counts once), and what a part took on one core"
-        )
+        title = f"scale {scale}: jobs to run (shared ones count once), and what a part took on one core"
         console.print(*fitted(title, ["part", "jobs to run", "time"], cells), sep="\n")
         return
     for part in wanted:

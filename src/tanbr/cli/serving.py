@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,37 +40,23 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
         "tanbr serve mixtral/ --engine vllm --engine-url http://127.0.0.1:8100",
     )
 )
-@options_of(HttpConfig, "http", common=["rate"])
+@options_of(HttpConfig, "http", common="rate")
 @options_of(
     ServeConfig,
     "serve",
-    common=[
-        "models",
-        "memory",
-        "unmerged",
-        "method",
-        "slot_requests",
-        "slot_seconds",
-        "explore",
-        "backend",
-        "precision",
-        "device",
-    ],
-    advanced=["blend", "hold_back", "low_memory", "engine", "engine_urls"],
+    common="models memory unmerged method slot_requests slot_seconds explore backend precision device",
+    advanced="blend hold_back low_memory engine engine_urls",
 )
 @options_of(
     StartConfig,
     "start",
-    common=["state", "history", "experts", "token_file", "admin_token_file"],
-    advanced=["blend_only", "base", "check", "survey", "warm_start", "adopt", "force"],
+    common="state history experts token_file admin_token_file",
+    advanced="blend_only base check survey warm_start adopt force",
 )
-@options_of(HttpConfig, "listen", common=["host", "port"])
+@options_of(HttpConfig, "listen", common="host port")
 def serve(
     *,
-    checkpoint: Annotated[
-        str | None,
-        Argument(help="Folder, hub id, or list of experts; or the embedded model."),
-    ] = None,
+    checkpoint: Annotated[str | None, Argument(help="Folder, hub id, list of experts, or the embedded model.")] = None,
     config: Annotated[Path | None, Option(help="TOML file of settings.", rich_help_panel=COMMON)] = None,
     ray: Annotated[bool, advanced("--ray", help="Answer by replicas on a Ray cluster.")] = False,
     replicas: Annotated[int | None, advanced(help="With --ray: how many. Default: 2.")] = None,
@@ -142,7 +128,15 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens")
         if not loopback and not tokens.closed:
             text = f"{url} is open to everybody who reaches it: set TANBR_TOKEN"
             logs.say("public", level=logging.WARNING, text=text)
-        running.handle_exit = _announced(running.handle_exit, seconds=settings.http.stop_seconds)  # type: ignore[method-assign, assignment]
+        stop, most = running.handle_exit, settings.http.stop_seconds
+
+        def announced(number: int, frame: Any) -> None:
+            console.print(
+                f"stopping: finishing what was accepted (at most {most:g} s), then saving; again ends at once"
+            )
+            stop(number, frame)
+
+        running.handle_exit = announced  # type: ignore[method-assign]
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when all is done
             running.run(sockets=[socket])
         return bool(service.saved)
@@ -150,10 +144,9 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens")
 
 @contextlib.contextmanager
 def _here_to_stay() -> Iterator[None]:
-    """Keep what is made meanwhile out of Python's search for garbage: half a million objects of libraries, mostly.
+    """Keep half a million objects, mostly of libraries, out of Python's search for garbage.
 
-    Going through them again and again takes .8 s of a start. Later, each full search would hold up every request for
-    0.2 s.
+    It takes .8 s of a start, and each full search would later hold up every request for 0.2 s.
     """
     gc.disable()
     try:
@@ -185,14 +178,6 @@ def _on_ray(
         console.print(table)
 
     return run(config, address=address, stop=stop, ready=ready)
-
-
-def _announced(stop: Callable[[int, Any], None], *, seconds: float) -> Callable[[int, Any], None]:
-    def announced(number: int, frame: Any) -> None:
-        console.print(f"stopping: finishing what was accepted (at most {seconds:g} s), then saving; again ends at once")
-        stop(number, frame)
-
-    return announced
 
 
 def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, tokens: "Tokens") -> Table:

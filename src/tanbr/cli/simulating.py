@@ -124,7 +124,7 @@ def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
     )
 )
 @keeps("runs that had ended are in {out}/runs; the same command goes on with the others")
-@options_of(StartConfig, "over", "experts", "blend_only")
+@options_of(StartConfig, "over", "experts blend_only")
 def simulate(
     *,
     checkpoint: Checkpoint = None,
@@ -227,7 +227,7 @@ def simulate(
     )
 )
 @keeps("what was measured is in {out}.partial; the same command goes on")
-@options_of(StartConfig, "over", "experts", "blend_only")
+@options_of(StartConfig, "over", "experts blend_only")
 def survey(
     *,
     checkpoint: Checkpoint = None,

@@ -35,7 +35,7 @@ _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longe
     )
 )
 @keeps("the newest states are in {out}; the same command goes on from them")
-@options_of(PretrainConfig, "given", "mergeable", "adapters", "precision", "device")
+@options_of(PretrainConfig, "given", "mergeable adapters precision device")
 def pretrain(
     *,
     preset: Annotated[str, Option(help=f"What to train: {', '.join(PRESETS)}.")] = "tiny",
@@ -112,7 +112,7 @@ def pretrain(
     )
 )
 @keeps("the newest states are in {out}; the same command goes on from them")
-@options_of(FinetuneConfig, "given", "steps", "seed", "device")
+@options_of(FinetuneConfig, "given", "steps seed device")
 def finetune(
     *,
     checkpoint: Checkpoint = None,

@@ -10,12 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
 from tanbr.errors import CheckpointError
 from tanbr.types import Text
-
-disable_progress_bar()  # our own commands show what takes long
 
 Columns: TypeAlias = Mapping[str, Sequence[Sequence[int]]]  # input_ids, attention_mask, …: a list per text
 Inputs: TypeAlias = dict[str, NDArray[np.int64]]  # the same, padded: (n, length) each

@@ -25,13 +25,9 @@ class MoeOverAncestor(MoeCheckpoint):
             piece if piece.weights else replace(piece, blocks=(*piece.blocks, added[piece.target]))
             for piece in self.pieces
         ]
-        self.sites = [
-            replace(
-                site,
-                parts=tuple(replace(part, blocks=(*part.blocks, added[part.target])) for part in site.parts),
-            )
-            for site in self.sites
-        ]
+        for at, site in enumerate(self.sites):
+            parts = tuple(replace(part, blocks=(*part.blocks, added[part.target])) for part in site.parts)
+            self.sites[at] = replace(site, parts=parts)
         del self.blended  # it was worked out without the ancestor
         self.count += 1
         self.names += ["base"]

@@ -1,9 +1,7 @@
 """Heads with different labels as one head over all of them.
 
-A column of the joined head belongs to a label, a row of the head's weight and an element of its bias. Experts that have
-the label bring their own; for an expert that lacks it the mean of those that have it stands, so that every expert is a
-whole model, and a blend is the sum of its experts here as everywhere. A label that one expert alone has is a copy of
-its column in every blend.
+For an expert that lacks a label the mean of those that have it stands, so that every expert is a whole model, and a
+blend is the sum of its experts here as everywhere. A label that one expert alone has is copied into every blend.
 """
 
 import math
@@ -57,10 +55,7 @@ class JoinedHead:
     def pieces(
         self, target: str, tensors: Sequence[str], tail: tuple[int, ...]
     ) -> tuple[list[Piece], dict[tuple[Block, ...], frozenset[int]]]:
-        """Cut a tensor (labels, *tail) of the joined head into pieces, from the experts' own `tensors` (K,).
-
-        Beside the pieces: the blocks of those that some experts lack, and which experts.
-        """
+        """Cut a tensor (labels, *tail) into pieces of the experts' own (K,); also, which experts lack whose blocks."""
         width, K = math.prod(tail), len(self.of)
         found, absent = [], {}
         for start, length, rows in self._runs():

@@ -1,8 +1,7 @@
 """What an expert source is: a dense model in pieces, of which some have K experts, all of them in mapped files.
 
-A source says which tensors the dense model has, which of them change with a blend, and where each expert's share of
-them lies; merge methods read the experts through it. It reads headers, not weights: what an expert holds is looked at
-when a merge asks for it, piece by piece.
+A source says where each expert's share of a tensor lies; merge methods read the experts through it. It reads headers:
+what an expert holds is looked at when a merge asks for it, piece by piece.
 """
 
 import hashlib
@@ -73,11 +72,9 @@ class ExpertSource:
     def check(self, expert: int) -> None:
         """Refuse an expert that holds NaN or infinity, before it gets near a model in use."""
         for piece in self.blended:
-            name, start = piece.blocks[expert]
-            if not is_finite(self.checkpoint.blocks([(name, start)], math.prod(piece.shape))[0]):
-                raise CheckpointError(
-                    f"{name} of {self.checkpoint.path} holds NaN or infinity; the checkpoint is damaged"
-                )
+            name = piece.blocks[expert][0]
+            if not is_finite(ExpertSource.one(self, piece, expert)):
+                raise CheckpointError(f"{name} of {self.checkpoint.path} holds NaN or infinity: it is damaged")
 
     def ancestor(self, piece: Piece) -> Tensor | None:  # noqa: ARG002
         """View what a piece's experts came from (n,); None if that is not known."""

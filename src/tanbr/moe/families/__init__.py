@@ -5,6 +5,7 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig
+from transformers.utils.logging import disable_progress_bar
 
 from tanbr.errors import CheckpointError
 from tanbr.moe.families.bert import BERT, BertMoeForSequenceClassification
@@ -19,6 +20,8 @@ from tanbr.moe.families.qwen import QWEN2, QWEN3
 from tanbr.moe.families.switch import SWITCH
 from tanbr.moe.families.t5 import T5, T5MoeForConditionalGeneration
 from tanbr.moe.family import Family, Settings
+
+disable_progress_bar()  # our own commands show what takes long
 
 _ALL = (BERT, T5, SWITCH, NLLB, MIXTRAL, QWEN2, QWEN3, OLMOE, FLEX_OLMO, GRANITE, DEEPSEEK, GLM4, ERNIE, GPT_OSS)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
