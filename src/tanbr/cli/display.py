@@ -61,7 +61,7 @@ def fitted(
         if len(parts[-1]) > 1 and sum(widths[i] for i in (*parts[-1], column)) + 1 > (width or console.width):
             parts.append([0])
         parts[-1].append(column)
-    tables = []
+    tables: list[Table] = []
     for part in parts:
         table = Table(title=None if tables else title, title_justify="left")
         for column in part:

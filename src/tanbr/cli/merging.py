@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 import typer
 from rich.markup import escape
-from rich.table import Table
 from typer import Option
 
-from tanbr.cli.display import bar, console, phases, show_check
+from tanbr.cli.display import bar, console, fitted, phases, show_check
 from tanbr.cli.options import Given, MergeMethod, examples, options_of
 from tanbr.config import read
 from tanbr.errors import InputError
@@ -23,7 +22,6 @@ from tanbr.types import to_jsonable
 if TYPE_CHECKING:
     from tanbr.merge import Moe
     from tanbr.merge.export import About
-    from tanbr.merge.inspect import Inspection
 
 app = typer.Typer()
 
@@ -133,15 +131,13 @@ def card(
     found, made, worth = learned_card(learned)
     if (out / FILE).exists():
         raise InputError(f"{out / FILE} is there already; move it away, or give another --out")
-    table = Table(box=None, caption="reward of the expert alone on logged requests, with a 95% interval")
-    for name in ("task", "expert", "reward", "±", "rows"):
-        table.add_column(name, justify="left" if name in ("task", "expert") else "right")
-    for task, own in found.own_experts.items():
-        of = worth[task]
-        figures = f"{of.rewards[own]:.3f}", f"{of.errors[own]:.3f}", str(of.rows)
-        table.add_row(escape(task), escape(made.experts[own]), *figures)
+    rows = [
+        (task, made.experts[own], f"{of.rewards[own]:.3f}", f"{of.errors[own]:.3f}", str(of.rows))
+        for (task, own), of in ((pair, worth[pair[0]]) for pair in found.own_experts.items())
+    ]
     write_card(out, found)
-    console.print(table)
+    title = "reward of the expert alone on logged requests, with a 95% interval"
+    console.print(*fitted(title, ["task", "expert", "reward", "±", "rows"], rows), sep="\n")
     console.print(f"card: {out / FILE}; in the checkpoint's folder, its next server starts by it", soft_wrap=True)
 
 
@@ -202,7 +198,15 @@ def inspect(
     moe = open_moe(checkpoint, **over, method="average")
     with bar("inspecting", unit="sites") as show:
         report = inspecting.inspect(moe, progress=show)
-    console.print(_report_table(report))
+    off = ~np.eye(report.experts, dtype=bool)
+    rows = []
+    for site in report.sites:
+        means = [values[off].mean() for values in (site.distance, site.cosine, site.task_cosine)]
+        figures = [f"{value:.3f}" for value in (*means, site.units.in_place, site.units.best)]
+        rows.append([site.site, *figures, f"{site.units.moved:.0%}"])
+    title = "means over pairs of experts; hidden units of expert 0 beside those of others"
+    header = ["site", "distance", "cosine", "task cosine", "units in place", "best match", "moved"]
+    console.print(*fitted(title, header, rows), sep="\n")
     console.print(f"[bold]{report.verdict}[/]: {report.reason}")
     if out is not None:
         write_atomically(out / "inspect.json", json.dumps(to_jsonable(asdict(report)), indent=2) + "\n")
@@ -217,14 +221,12 @@ def _show_gain(state: Path) -> None:
 
     found = replay(state)
     gain = found.by_tasks
-    table = Table(caption="points of reward beyond the start blend, with 95% intervals", box=None)
-    for name in ("", "gain", "±"):
-        table.add_column(name, justify="right" if name else "left")
-    rows = [(f"  {escape(one)}", *of) for one, *of in zip(found.tasks, gain.tasks, gain.errors, strict=True)]
+    of_tasks = [(f"  {one}", *of) for one, *of in zip(found.tasks, gain.tasks, gain.errors, strict=True)]
     named = ("self-normalised", *found.self_normalised), ("doubly robust", *found.doubly_robust)
-    for name, value, error in (("by tasks", gain.total, gain.error), *rows, *named):
-        table.add_row(name, f"{100 * value:+.1f}", f"{100 * error:.1f}")
-    console.print(table)
+    figures = (("by tasks", gain.total, gain.error), *of_tasks, *named)
+    rows = [(name, f"{100 * value:+.1f}", f"{100 * error:.1f}") for name, value, error in figures]
+    title = "points of reward beyond the start blend, with 95% intervals"
+    console.print(*fitted(title, ["", "gain", "±"], rows), sep="\n")
     console.print(f"{gain}: {gain.held} of {gain.slots} slots were held back", soft_wrap=True)
 
 
@@ -266,17 +268,3 @@ def _blend(text: str, experts: int) -> list[float]:
         raise InputError(
             f"--blend must be numbers like 0.5,0.5, or even, or one-hot:k with k from 0 to {experts - 1} (got {text!r})"
         ) from None
-
-
-def _report_table(report: "Inspection") -> Table:
-    """Lay out a row a site; its name folds where the terminal is narrow."""
-    table = Table(caption="means over pairs of experts; units: hidden units of expert 0 beside those of others")
-    table.add_column("site", overflow="fold")
-    for name in ("distance", "cosine", "task\ncosine", "units\nin place", "best\nmatch", "moved"):
-        table.add_column(name, justify="right", no_wrap=True)
-    off = ~np.eye(report.experts, dtype=bool)
-    for site in report.sites:
-        means = [float(values[off].mean()) for values in (site.distance, site.cosine, site.task_cosine)]
-        figures = [f"{value:.3f}" for value in (*means, site.units.in_place, site.units.best)]
-        table.add_row(site.site, *figures, f"{site.units.moved:.0%}")
-    return table

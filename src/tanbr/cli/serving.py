@@ -136,7 +136,7 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens")
             )
             stop(number, frame)
 
-        running.handle_exit = announced  # type: ignore[method-assign]
+        running.handle_exit = announced  # type: ignore[method-assign, assignment]
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when all is done
             running.run(sockets=[socket])
         return bool(service.saved)

@@ -17,7 +17,7 @@ from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
 from tanbr.lab import rivals
 from tanbr.lab import settings as configuration
-from tanbr.lab.train.config import PRESETS, FinetuneConfig, Preset, PretrainConfig, Tuning
+from tanbr.lab.train.config import PRESETS, FinetuneConfig, PretrainConfig, Tuning
 
 app = typer.Typer()
 
@@ -79,7 +79,16 @@ def pretrain(
 
     torch.set_num_threads(1)  # a worker has one core; and sums are the same on every machine
     if dense is None or source is None:
-        _pretrain_tiny(settings, out, writes=preset == "tiny-t5")
+        from tanbr.lab.train import embedded as tiny
+
+        with phases() as report:
+            writes = preset == "tiny-t5"
+            survey = _WRITER_SURVEY if writes else {}
+            model, worth = tiny.train_embedded(
+                settings, out=out, report=report, command=command_line(), writes=writes, **survey
+            )
+        say_survey(worth)
+        console.print(f"model: {model}")
         return
 
     from tanbr.lab.pictures import draw_losses
@@ -170,15 +179,3 @@ def _tables(columns: dict[str, dict[str, float]], title: str = "the tasks' metri
     rows = [[task, *(f"{100 * of[task]:.1f}" for of in columns.values())] for task in next(iter(columns.values()))]
     rows.append(["mean", *(f"{100 * sum(of.values()) / len(of):.1f}" for of in columns.values())])
     return fitted(title, ["task", *columns], rows)
-
-
-def _pretrain_tiny(settings: Preset, out: Path, *, writes: bool) -> None:
-    from tanbr.lab.train import embedded as experiment
-
-    with phases() as report:
-        survey = _WRITER_SURVEY if writes else {}
-        model, worth = experiment.train_embedded(
-            settings, out=out, report=report, command=command_line(), writes=writes, **survey
-        )
-    say_survey(worth)
-    console.print(f"model: {model}")

@@ -1,7 +1,6 @@
 """What each expert sees when it runs alone on texts of its own task: the Gram matrices that regression merges by.
 
-An expert alone is the dense model of its one-hot blend, so one dense model collects the statistics, expert after
-expert, and no un-merged model is ever in memory.
+An expert alone is the dense model of its one-hot blend, so no un-merged model is ever in memory.
 """
 
 import re
@@ -79,10 +78,7 @@ def linears(moe: Moe, model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def learned(moe: Moe, model: Any, inputs: Inputs) -> dict[str, nn.Linear]:
-    """Find the linear layers to measure, in the order in which they run.
-
-    Layers whose experts are all equal have nothing to solve; all stay if all are.
-    """
+    """Find the linear layers to measure, in the order in which they run: those, if any, whose experts differ."""
     layers = linears(moe, model)
     differ = {piece.target.removesuffix(".weight") for piece in moe.plan.blended if moe.source.differ(piece)}
     layers = {name: layer for name, layer in layers.items() if name in differ} or layers
@@ -144,10 +140,7 @@ def measure(
     rows: int,
     report: Callable[[int], None] = lambda _: None,
 ) -> Path:
-    """Write each expert's Gram matrices, on its own inputs (K,), into the new `folder`; `report` counts experts.
-
-    `rows` is how many texts an expert was shown.
-    """
+    """Write each expert's Gram matrices, on its own inputs (K,) of `rows` texts, into the new `folder`."""
     layers = learned(moe, moe.dense(), inputs[0][0])
     averages = {name: layer.weight.detach() for name, layer in layers.items()}
 

@@ -28,8 +28,7 @@ class DensePlan:
 
     def __init__(self, source: ExpertSource) -> None:
         self.source = source
-        self.pieces = source.pieces
-        self.blended = source.blended  # what changes with the blend
+        self.pieces, self.blended = source.pieces, source.blended  # all, and what changes with the blend
         with understood(source.checkpoint):
             self.shapes, self._width = source.family.shapes(self.pieces)
 
@@ -71,10 +70,7 @@ class DensePlan:
 
 
 def skeleton(plan: DensePlan, *, device: str = "cpu") -> Any:
-    """Build the dense transformers model with no values in it; a tensor too few, too many or misshapen is refused.
-
-    It is first built without memory, and only what the checkpoint's own tensors fill is given any.
-    """
+    """Build the dense model with no values in it, first without memory; what the tensors do not fit is refused."""
     with understood(plan.source.checkpoint):
         config = plan.config()
         model = _built(config, "meta")

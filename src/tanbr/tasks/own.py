@@ -40,30 +40,20 @@ class TaskFile(Section):
     """One task of `tasks.toml`."""
 
     name: str = Field(min_length=1)
-    """What the task is called."""
     file: str
-    """Its rows."""
-    dev: str | None = None
-    """Rows for requests and figures; a fifth of the others if not given."""
-    text: str = "text"
-    """Column of the text."""
+    dev: str | None = None  # rows for requests and figures; a fifth of the others if not given
+    text: str = "text"  # columns
     text2: str = "text2"
-    """Column of the second text of a pair."""
     label: str = "label"
-    """Column of the label."""
-    labels: tuple[str, ...] = ()
-    """All labels, in order; those that are found if not given."""
-    scale: tuple[float, float] | None = None
-    """Lowest and highest grade, of a task whose labels are grades."""
-    metrics: tuple[str, ...] = ()
-    """What the task is measured by; accuracy, or the correlations of grades, if not given."""
+    labels: tuple[str, ...] = ()  # all, in order; those that are found if not given
+    scale: tuple[float, float] | None = None  # lowest and highest grade, of a task whose labels are grades
+    metrics: tuple[str, ...] = ()  # accuracy, or the correlations of grades, if not given
 
 
 class TaskFiles(Section):
     """`tasks.toml`."""
 
     tasks: tuple[TaskFile, ...] = Field(min_length=1)
-    """The tasks."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +112,7 @@ def _listed(listing: Path) -> list[_Group]:
     for about in read(TaskFiles, values, source=str(listing)).tasks:
         if about.name in groups:
             raise DataError(f"{listing} names the task {about.name} twice; give every task its own name")
-        odd = next((name for name in about.metrics if name not in METRICS | WRITTEN), None)
-        if odd is not None:
+        for odd in set(about.metrics) - METRICS.keys() - WRITTEN.keys():
             known = ", ".join(METRICS | WRITTEN)
             raise DataError(f"{listing}: {about.name} has the metric {odd!r}; known: {known}")
         if {name in WRITTEN for name in about.metrics} == {True, False}:
