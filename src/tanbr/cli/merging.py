@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-Source = Annotated[
-    str, typer.Argument(help="Folder of an MoE checkpoint, a hub id, a list of experts, or the base of --expert.")
-]
+Source = Annotated[str, typer.Argument(help="Folder of an MoE, a hub id, a list of experts, or the base of --expert.")]
 NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears whole or not at all.")]
 
 
@@ -36,7 +34,6 @@ NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears
         "tanbr merge mixtral/ dense/ --blend even",
         "tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6",
         "tanbr merge experts.toml moe/ --mode moe --blend-only ffn",
-        "tanbr merge bert/ bert-moe/ --mode moe --copies 8",
         "tanbr merge moe/ aligned/ --mode align    # where inspect says: align first",
     )
 )
@@ -46,17 +43,13 @@ def merge(
     out: NewFolder,
     over: Given,
     blend: Annotated[
-        str | None, Option(help="Weights, as 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
+        str | None, Option(help="As 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
     ] = None,
     mode: Annotated[
-        Literal["blend", "moe", "align"],
-        Option(help="Blend experts; write dense models as one MoE; or put experts' hidden units in one order."),
+        Literal["blend", "moe", "align"], Option(help="Blend, make an MoE, or align hidden units.")
     ] = "blend",
     method: MergeMethod = None,
-    rest: Annotated[
-        Literal["refuse", "average"],
-        Option(help="With moe: refuse or average differences outside FFNs, which an MoE cannot hold."),
-    ] = "refuse",
+    rest: Annotated[Literal["refuse", "average"], Option(help="With moe: of differences outside FFNs.")] = "refuse",
     copies: Annotated[int | None, Option(min=1, help="With moe: make this many copies of a dense checkpoint.")] = None,
     as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
     force: Annotated[bool, Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
@@ -95,7 +88,6 @@ def merge(
 @app.command(
     epilog=examples(
         "tanbr export dense/ --state out/serve",
-        "tanbr export second/ --state out/serve --model 2",
         "tanbr export one/ --state out/serve --as-adapter",
     )
 )
@@ -179,9 +171,7 @@ def _assemble(moe: "Moe", out: Path, rest: Literal["refuse", "average"]) -> None
 @options_of(StartConfig, "over", "experts blend_only")
 def inspect(
     over: Given,
-    checkpoint: Annotated[
-        str | None, typer.Argument(help="As of merge: a folder, a hub id, a list of experts, or the base of --expert.")
-    ] = None,
+    checkpoint: Annotated[str | None, typer.Argument(help="As of merge.")] = None,
     state: Annotated[Path | None, Option(help="A server's --state instead: what is learning worth there?")] = None,
     data: Annotated[Path | None, Option(help="Labelled rows, as serve's --history: what would serving earn?")] = None,
     out: Annotated[Path | None, Option(help="Folder for the figures, as JSON.")] = None,

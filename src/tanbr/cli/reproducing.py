@@ -20,7 +20,6 @@ app = typer.Typer()
 @app.command(
     epilog=examples(
         "tanbr reproduce all    # on the embedded models, in minutes",
-        "tanbr reproduce table1 fig6 --out out/two",
         "tanbr reproduce fig4 fig5 --scale small --model out/minilm/model --data glue/",
         "tanbr reproduce all --scale paper --dry-run",
     )
@@ -28,13 +27,9 @@ app = typer.Typer()
 @keeps("what was measured is in {out}/jobs; the same command goes on with the rest")
 def reproduce(
     parts: Annotated[
-        list[str] | None,
-        Argument(help="table1, fig2, fig3, table2, fig4, fig5, fig6, fig7, theorem1, or all.", metavar="PARTS"),
+        list[str] | None, Argument(help="table1, fig2 to fig7, table2, theorem1, or all.", metavar="PARTS")
     ] = None,
-    scale: Annotated[
-        str,
-        Option(help="tiny: embedded models, minutes. small: real models and GLUE, hours. paper: as published."),
-    ] = "tiny",
+    scale: Annotated[str, Option(help="tiny: minutes. small: real models, hours. paper: as published.")] = "tiny",
     out: Annotated[Path, Option(help="Folder for the report; results there are kept.")] = Path("out/reproduce"),
     model: Annotated[Path | None, Option(help="Folder of a BERT-MoE. At tiny: the embedded one.")] = None,
     t5: Annotated[Path | None, Option("--t5", help="Folder of a T5-MoE. At tiny: the embedded one.")] = None,

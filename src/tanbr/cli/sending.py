@@ -37,9 +37,7 @@ LOCAL = "http://127.0.0.1:8000"
     )
 )
 def send(
-    texts: Annotated[
-        list[str] | None, Argument(help="Texts to send; a tab separates the two texts of a pair. Default: stdin.")
-    ] = None,
+    texts: Annotated[list[str] | None, Argument(help="A tab separates the texts of a pair. Default: stdin.")] = None,
     feedback: Annotated[float | None, Option(help="Reward in [0, 1] to give the answers.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the server's answer as JSON.")] = False,
     server: Server = LOCAL,
@@ -99,7 +97,6 @@ def _show(answers: dict[str, Any]) -> None:
     epilog=examples(
         "tanbr traffic",
         "tanbr traffic --traffic switching --slots 200 --out traffic.json",
-        "tanbr traffic --rate 50    # texts per second",
         "tanbr traffic --data glue/ --server http://10.0.0.7:8000",
     )
 )

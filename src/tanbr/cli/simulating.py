@@ -96,9 +96,7 @@ def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
 
 @app.command(
     epilog=options.examples(
-        "tanbr simulate",
         "tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2",
-        "tanbr simulate experts.toml --data mytasks/ --methods tanbr,average",
         "tanbr simulate --methods mymodule:Router,tanbr,proportional",
     )
 )
@@ -112,9 +110,9 @@ def simulate(
     methods: Annotated[
         str | None,
         Option(
-            help=f"Separated by commas: {NAMES}; dense:FOLDER; or module:Router, a class of your own with ask and tell "
-            "(this folder is searched, too). Add +probes, +survey or +oracle to one that learns, and +regression, "
-            f"+ties, … to one that blends. Default: {DEFAULT_METHODS}."
+            help=f"Separated by commas: {NAMES}; dense:FOLDER; or module:Router, a class of yours with ask and tell. "
+            "Add +probes, +survey or +oracle to one that learns, and +regression, +ties, … to one that blends. "
+            f"Default: {DEFAULT_METHODS}."
         ),
     ] = None,
     method: options.MergeMethod = None,
@@ -123,24 +121,19 @@ def simulate(
     period: options.Period = 40,
     slots: options.Slots = 200,
     requests: options.Requests = 64,
-    newcomer: Annotated[str | None, Option(help="A task that comes after the first period only, then often.")] = None,
+    newcomer: Annotated[str | None, Option(help="Task that comes after the first period only, then often.")] = None,
     pool: Annotated[int, Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
     seeds: Annotated[str, Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
     models: Annotated[str, Option(help="Sizes G of panels to try, separated by commas.")] = "1",
     survey: Annotated[Path | None, Option(exists=True, help="Default: survey.json beside the weights.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
-    rewards: Annotated[
-        Literal["labels", "rewards"], Option(help="What clients send back: labels, which name tasks, or only a reward.")
-    ] = "labels",
+    rewards: Annotated[Literal["labels", "rewards"], Option(help="What clients return.")] = "labels",
     card: Annotated[
-        Literal["true", "none", "swapped"],
-        Option(help="What routers are told of experts and tasks: the truth, nothing, or two tasks the wrong way."),
+        Literal["true", "none", "swapped"], Option(help="What routers hear of tasks and experts.")
     ] = "true",
     practice: Annotated[int, Option(min=0, help="Logged requests a slot that blends are tried on; 0 for none.")] = 320,
-    disjoint: Annotated[
-        bool, Option("--disjoint", help="Rewards for half of the rows; figures of the other half, which never teaches.")
-    ] = False,
+    disjoint: Annotated[bool, Option("--disjoint", help="Half of the rows teach, the others are measured.")] = False,
     precision: Annotated[Literal["fp32", "bf16"], Option(help="Of all models' arithmetic.")] = "fp32",
     device: options.Device = "cpu",
     config: options.ConfigFile = None,
@@ -202,9 +195,7 @@ def simulate(
 
 @app.command(
     epilog=options.examples(
-        "tanbr survey",
         "tanbr survey glue-moe/ --data glue/ --blends 120 --rows 60 --out survey.json",
-        "tanbr survey bert/ --expert sst2/ --expert mnli/ --data mytasks/",
         "tanbr survey glue-moe/ --data glue/ --grams regression && tanbr serve glue-moe/ --method regression",
     )
 )
@@ -222,8 +213,7 @@ def survey(
     groups: Annotated[bool, Option("--groups", help="Try even blends of subsets, for fixed panels.")] = False,
     answers: Answers = "labels",
     grams: Annotated[
-        Literal["regression", "regmeanpp"] | None,
-        Option(help="Instead: measure the experts' inputs for this merge method; written beside the experts."),
+        Literal["regression", "regmeanpp"] | None, Option(help="Only measure what this method needs.")
     ] = None,
     device: options.Device = "cpu",
     out: Annotated[Path, Option(help="File to write.")] = Path("out/survey.json"),
@@ -247,8 +237,7 @@ def survey(
     least = bench.moe.num_experts + 1
     if blends < least:
         raise ConfigError(
-            f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends} blends); "
-            f"give --blends {least} or more"
+            f"a survey holds each of the {least - 1} experts alone and all alike (got {blends}); give {least} or more"
         )
     with bar("surveying", unit="blends") as show:
         found = survey_to(

@@ -43,8 +43,7 @@ def pretrain(
     data: Data = None,
     out: Annotated[Path, Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
     routing: Annotated[
-        Literal["task", "token", "none"],
-        Option(help="An expert per task, or gates that choose two for every token, or one dense model for all tasks."),
+        Literal["task", "token", "none"], Option(help="An expert per task, gates for every token, or one dense model.")
     ] = "task",
     tagged: Tagged = False,
     workers: Annotated[int, Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
@@ -67,8 +66,7 @@ def pretrain(
     settings = start.model_copy(update=configuration.with_options(loaded, pretrain=given).pretrain.model_dump())
     if (dense is None) != (source is None) or (dense is None and not preset.startswith("tiny")):
         raise ConfigError(
-            f"preset {preset} needs a dense checkpoint (--from) together with labelled rows (--data); only tiny models "
-            "learn the generated tasks, with neither"
+            f"preset {preset} needs a dense checkpoint (--from) together with labelled rows (--data); tiny needs none"
         )
     asked = {"--tagged": tagged, "--adapters": settings.adapters > 0, f"--routing {routing}": routing != "task"}
     for option, wanted in asked.items():

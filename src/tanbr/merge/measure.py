@@ -55,10 +55,8 @@ def written(moe: Moe, encode: TextEncoder, inputs: Inputs, answers: Sequence[str
 def experts_alone(moe: Moe, inputs: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, Sequence[Any]]]:
     """Go through the experts: the dense model (one and the same) that holds expert k alone, and its own inputs."""
     if len(inputs) != moe.num_experts or not all(inputs):
-        raise DataError(
-            f"each of the {moe.num_experts} experts needs rows of its own task (got {[len(own) for own in inputs]} "
-            "batches); give one list of them per expert"
-        )
+        counts = [len(own) for own in inputs]
+        raise DataError(f"each of {moe.num_experts} experts needs rows of its own task (got batches: {counts})")
     one_hot = np.eye(moe.num_experts)
     model = moe.dense(one_hot[0])
     for blend, own in zip(one_hot, inputs, strict=True):

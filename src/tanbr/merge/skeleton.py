@@ -3,7 +3,9 @@
 import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -135,15 +137,10 @@ def untie(model: Any, targets: Iterable[str]) -> None:
 def _holder(model: nn.Module, target: str) -> Tensor:
     found = _fused(target)
     names = [target, f"{found[1]}.{FUSED[found[2]]}"] if found else [target]
-    for get in (model.get_parameter, model.get_buffer):
-        for name in names:
-            try:
-                return get(name)
-            except AttributeError:
-                continue
-    raise InputError(
-        f"{type(model).__name__} has no {target}; merge into the model that dense() gives, or one of its class"
-    )
+    for get, name in product((model.get_parameter, model.get_buffer), names):
+        with suppress(AttributeError):
+            return get(name)
+    raise InputError(f"{type(model).__name__} has no {target}; merge into a model that dense() gives")
 
 
 def _fused(target: str) -> re.Match[str] | None:

@@ -156,8 +156,13 @@ class Checkpoint:
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file the model is made of."""
-        config = hashlib.sha256((self.path / "config.json").read_bytes()).hexdigest()
-        return {"config.json": config} | {file.path.name: file.digest() for file in self.files}
+        return digests_of(self.path / self.settings_file, self.files)
+
+
+def digests_of(settings: Path, files: Iterable[TensorFile]) -> dict[str, str]:
+    """SHA-256 of a file of settings and of weights, by their names."""
+    digest = hashlib.sha256(settings.read_bytes()).hexdigest()
+    return {settings.name: digest} | {file.path.name: file.digest() for file in files}
 
 
 def check_regular(path: Path) -> None:
@@ -219,8 +224,7 @@ def _read_index(path: Path) -> dict[str, str] | None:
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise CheckpointError(
-            f"{path} holds pickle files ({pickles[0]}), which can run code when opened; convert it where you trust it: "
-            "model.save_pretrained(folder) writes safetensors"
+            f"{path} holds pickle files ({pickles[0]}), which can run code; save them by model.save_pretrained(folder)"
         )
     raise CheckpointError(f"{path} has neither {SINGLE} nor {INDEX}")
 

@@ -175,8 +175,7 @@ class Family:
         most = max([len(checkpoint.specs), *(spec.shape[0] for spec in checkpoint.specs.values() if spec.shape)])
         if not isinstance(K, int) or not 1 <= K <= most:
             raise CheckpointError(
-                f"config.json of a {self.model_type} model needs {self.count} ≥ 1, and its files hold no more than "
-                f"{most} experts (got {K!r})"
+                f"config.json must give {self.count} from 1 to the {most} experts there are (got {K!r})"
             )
         found: dict[str, dict[tuple[Role, str], dict[int, Cut]]] = {}
         for spec in _used(checkpoint, settings):

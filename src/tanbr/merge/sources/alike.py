@@ -35,9 +35,7 @@ def check_alike(base: Checkpoint, experts: Sequence[Checkpoint]) -> None:
         lacking = sorted(weights_of(first).keys() ^ weights_of(other).keys())
         if lacking:
             has, lacks = (first, other) if lacking[0] in first.specs else (other, first)
-            raise CheckpointError(
-                f"experts must hold the same tensors, but {has.path} has {lacking[0]} and {lacks.path} not"
-            )
+            raise CheckpointError(f"experts must hold the same tensors: {has.path} has {lacking[0]}, {lacks.path} not")
 
 
 def check_base(checkpoint: Checkpoint) -> None:

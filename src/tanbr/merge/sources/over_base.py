@@ -38,11 +38,10 @@ WIDENED = 1 << 18  # elements of a half type that are widened at a time
 GLANCE = 1 << 16  # elements that are compared first: what was trained differs in them
 
 
-# All adapters' factors of one matrix W (m, n), one below the other, so that a blend is one product of them. In memory
-# they lie as a product reads them fastest; side by side in files they would be gathered line by line.
-Stack: TypeAlias = tuple[
-    Tensor, Tensor, Tensor, Tensor
-]  # columns of every B (R, m), rows of every A (R, n), whose, s_k
+# All adapters' factors of one matrix W (m, n), one below the other, so that a blend is one product of them: the columns
+# of every B (R, m), the rows of every A (R, n), whose they are (R,) and s_k (R,). In memory they lie as a product reads
+# them fastest; side by side in files they would be gathered line by line.
+Stack: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class OverBase(ExpertSource):
@@ -83,8 +82,7 @@ class OverBase(ExpertSource):
         lacking = [name for name in weights_of(self._model) if name not in base.specs] if self.adapters else []
         if lacking:
             raise CheckpointError(
-                f"{base.path} lacks {lacking[0]}, which {self._model.path} has: an adapter is no model without it; "
-                "save the base with the head that the experts have"
+                f"{base.path} lacks {lacking[0]} of {self._model.path}; save the base with the head of the experts"
             )
         self.count, self.with_base = len(experts) + with_base, with_base
         # Dense already: no tensor changes its name, and no setting its value.
@@ -98,9 +96,7 @@ class OverBase(ExpertSource):
         self.companions = (self._model.path, base.path) if whole else (base.path,)
         self.ancestors = _ancestors(base, self._model)
         if not self.ancestors:
-            raise CheckpointError(
-                f"{base.path} has no tensor in common with {self._model.path}: it is not what that came from"
-            )
+            raise CheckpointError(f"{base.path} is not what {self._model.path} came from: they share no tensor")
         factors: dict[str, dict[int, LowRank]] = {}
         for k, expert in enumerate(experts):
             if isinstance(expert, Adapter):

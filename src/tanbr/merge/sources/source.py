@@ -4,7 +4,6 @@ A source says where each expert's share of a tensor lies; merge methods read the
 what an expert holds is looked at when a merge asks for it, piece by piece.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from torch import Tensor
 from tanbr.errors import CheckpointError
 from tanbr.merge.blend import is_finite, weighted_sum
 from tanbr.merge.sources.peft_folder import Adapter
-from tanbr.moe.checkpoint import Checkpoint, TensorFile, TensorSpec, understood
+from tanbr.moe.checkpoint import Checkpoint, TensorFile, TensorSpec, digests_of, understood
 from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Family, Piece, Settings, Site
 
@@ -146,13 +145,11 @@ class Joined(Checkpoint):
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file, by member."""
-        found: dict[str, str] = {}
-        for number, member in enumerate(self.members.values()):
-            where = f"{number}:{member.path.resolve().name}"
-            settings = (member.path / member.settings_file).read_bytes()
-            found[f"{where}/{member.settings_file}"] = hashlib.sha256(settings).hexdigest()
-            found |= {f"{where}/{file.path.name}": file.digest() for file in member.files}
-        return found
+        return {
+            f"{number}:{member.path.resolve().name}/{name}": digest
+            for number, member in enumerate(self.members.values())
+            for name, digest in digests_of(member.path / member.settings_file, member.files).items()
+        }
 
 
 def check_depth(checkpoint: Checkpoint) -> None:

@@ -49,15 +49,13 @@ def family_of(config: dict[str, Any]) -> Family:
     if model_type in REFUSED:
         raise CheckpointError(f"{model_type} models cannot be merged: {REFUSED[model_type]}")
     if "quantization_config" in config:
-        raise CheckpointError(
-            f"this {model_type} checkpoint is quantised; load it with transformers, dequantise and save it"
-        )
+        raise CheckpointError(f"a {model_type} checkpoint is quantised; dequantise it with transformers and save it")
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     near = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.0)[0]
+    known = ", ".join(sorted(FAMILIES))
     raise CheckpointError(
-        f"{model_type!r} is no MoE family that can be merged; the nearest supported is {near!r} "
-        f"(all: {', '.join(sorted(FAMILIES))})"
+        f"{model_type!r} is no MoE family known here; the nearest supported is {near!r} (all: {known})"
     )
 
 
