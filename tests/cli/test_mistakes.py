@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.running import Mistake, tanbr
+from cli.running import Mistake
 from tanbr.moe import embedded
 
 MODEL = str(embedded.path())
@@ -64,12 +64,8 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        "demo", "pretrain", "finetune", "survey", "simulate",
-        "reproduce table1", "serve --port 0",
-    ],
-)  # fmt: skip
+    "arguments", ["demo", "pretrain", "finetune", "survey", "simulate", "reproduce table1", "serve --port 0"]
+)
 def test_a_device_that_is_not_there(mistake: Mistake, arguments: str) -> None:
     said = mistake(*arguments.split(), "--device", "cuda:97")
     assert "device must be one that torch can use here (got 'cuda:97'" in said
@@ -94,12 +90,3 @@ def test_a_corrupt_embedded_model_is_named(mistake: Mistake, tmp_path: Path, mon
     (tmp_path / "broken" / "config.json").write_text('{"model_type": "bert_moe"}')
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"\x00" * 64)
     assert "broken" in mistake("demo")
-
-
-def test_an_option_or_a_choice_that_is_not_there_exits_with_2(tmp_path: Path) -> None:
-    other = tanbr("serve", "--precision", "int4", cwd=tmp_path)
-    assert other.returncode == 2
-    assert "'int4' is not one of" in other.stderr
-    done = tanbr("serve", "--int8", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "No such option: --int8" in done.stderr

@@ -29,16 +29,14 @@ class Site(MoeSite):
         return ExpertFfn(list(self.inner), self.outer, F.gelu, torch.nn.Identity())(x, self)
 
     def one(self, x, k):
-        return self.merged(x, torch.eye(K)[k].double())
+        return self.merged(x, torch.eye(K).double()[k])
 
     def merged(self, x, blend):
         """Run the FFN whose parameters are a blend (K,) of the experts'."""
 
         def apply(linear, value):
-            weight, bias = (
-                None if of is None else torch.einsum("k,k...->...", blend, of) for of in (linear.weight, linear.bias)
-            )
-            return F.linear(value, weight, bias)
+            weight, bias = torch.einsum("k,k...->...", blend, linear.weight), linear.bias
+            return F.linear(value, weight, None if bias is None else blend @ bias)
 
         hidden = F.gelu(apply(self.inner[0], x))
         if len(self.inner) == 2:

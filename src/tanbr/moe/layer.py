@@ -223,10 +223,8 @@ class ExpertFfn:
 def _named_experts(routing: TaskRouting, *, batch: int, experts: int) -> Tensor:
     named = routing.experts.unsqueeze(1) if routing.experts.dim() == 1 else routing.experts
     if named.dim() != 2 or named.shape[0] != batch or named.is_floating_point():
-        raise InputError(
-            f"experts must be whole numbers, (n,) or (n, k), for a batch of {batch} "
-            f"(got {tuple(routing.experts.shape)}, {routing.experts.dtype})"
-        )
+        got = f"{tuple(routing.experts.shape)}, {routing.experts.dtype}"
+        raise InputError(f"experts must be whole numbers, (n,) or (n, k), for a batch of {batch} (got {got})")
     if named.numel() and not 0 <= int(named.min()) <= int(named.max()) < experts:
         raise InputError(f"experts must be numbered 0..{experts - 1} (got {int(named.min())}..{int(named.max())})")
     return named

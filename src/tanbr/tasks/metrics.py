@@ -5,7 +5,7 @@ tells it the task, so a label of another task is simply a wrong answer (class �
 """
 
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -103,25 +103,19 @@ class LabelSpace:
         low, high = task.scale
         return (row.target - low) / (high - low) if task.graded else 1.0
 
-    def read(self, rows: Sequence[Row], answers: Sequence[Answer]) -> FloatArray:
+    def read(self, rows: Sequence[Row], answers: Iterable[Answer]) -> FloatArray:
         """Read what is meant by an answer to each row (n,): label index (−1: none of the task's) or score."""
-        if any(isinstance(answer, str) for answer in answers):
-            pairs = zip(answers, rows, strict=True)
-            return np.array([text_to_text.understood(str(answer), row, self.task(row.task)) for answer, row in pairs])
-        return self.answers(rows, np.array(answers).reshape(len(rows), len(self.columns)))
-
-    def answers(self, rows: Sequence[Row], logits: FloatArray) -> FloatArray:
-        """Read the answer to each row off the logits (n, columns): label index (−1: of another task) or score."""
-        best = logits[:, : self.classes].argmax(axis=1)
-        answers = np.empty(len(rows))
-        for i, row in enumerate(rows):
+        found = np.empty(len(rows))
+        for i, (row, said) in enumerate(zip(rows, answers, strict=True)):
             task = self.task(row.task)
-            if task.graded:
+            if isinstance(said, str):
+                found[i] = text_to_text.understood(said, row, task)
+            elif task.graded:
                 low, high = task.scale
-                answers[i] = low + (high - low) / (1.0 + np.exp(-logits[i, self.columns.index(task.name)]))
+                found[i] = low + (high - low) / (1.0 + np.exp(-said[self.columns.index(task.name)]))
             else:
-                answers[i] = text_to_text.understood(self.columns[best[i]], row, task)
-        return answers
+                found[i] = text_to_text.understood(self.columns[said[: self.classes].argmax()], row, task)
+        return found
 
     def with_posterior(self, logits: FloatArray, posteriors: FloatArray) -> FloatArray:
         """Weigh p(label | text) by the chance, from posteriors (n, V), of a task with that label: logits (n, columns).

@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 
 import tanbr
 from merge.sources.tiny_dense import adapter, build, family, heads, tuned
+from moe.tiny import build as build_moe
+from moe.tiny import load_plain
 from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS
@@ -18,8 +20,6 @@ EPS = torch.finfo(torch.float32).eps
 
 
 def moe_checkpoint(folder):
-    from moe.tiny import build as build_moe
-
     build_moe("bert_moe").save_pretrained(folder / "moe")
     return tanbr.open(folder / "moe"), [0.4, 0.3, 0.2, 0.1]
 
@@ -109,8 +109,6 @@ def test_methods_read_an_expert_in_parts_as_in_whole(opened) -> None:
 
 
 def test_export_certifies_and_stock_transformers_loads_it(opened, tmp_path) -> None:
-    from moe.tiny import load_plain
-
     moe, blend = opened
     moe.export(blend, tmp_path / "out")
     for name, tensor in load_plain(tmp_path / "out").named_parameters():

@@ -105,7 +105,7 @@ def _check_kind(folder: Path, settings: dict[str, Any]) -> None:
     start = settings.get("init_lora_weights", True)
     if isinstance(start, str) and start not in STARTS:
         raise CheckpointError(
-            f"{folder} was started by {start}, which changes the base itself; convert it to a plain LoRA adapter with "
+            f"{folder} was started by {start}, which changes the base; make it a plain LoRA adapter with "
             "save_pretrained(…, path_initial_model_for_weight_conversion=…)"
         )
 
