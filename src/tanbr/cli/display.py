@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,17 +28,9 @@ def progress(unit: str = "") -> Progress:
 
 
 @contextmanager
-def bar(what: str, *, unit: str = "tensors") -> Iterator[Callable[[int, int], None]]:
-    """Show a bar while something runs that says how far it is."""
-    with progress(unit) as shown:
-        task = shown.add_task(what, total=None, note="")
-        yield lambda done, total: shown.update(task, completed=done, total=total)
-
-
-@contextmanager
-def phases() -> Iterator[Callable[..., None]]:
+def phases(unit: str = "") -> Iterator[Callable[..., None]]:
     """Show a bar for each phase: its name, how far it is, of how much, a note; a phase of no length is printed."""
-    with progress() as shown:
+    with progress(unit) as shown:
         bars: dict[str, TaskID] = {}
 
         def report(phase: str, done: int, total: int, note: str = "") -> None:
@@ -49,6 +42,13 @@ def phases() -> Iterator[Callable[..., None]]:
             shown.update(bars[phase], completed=done, note=note)
 
         yield report
+
+
+@contextmanager
+def bar(what: str, *, unit: str = "tensors") -> Iterator[Callable[[int, int], None]]:
+    """Show a bar while something runs that says how far it is."""
+    with phases(unit) as report:
+        yield partial(report, what)
 
 
 def fitted(

@@ -123,10 +123,10 @@ def card(
     found, made, worth = learned_card(learned)
     if (out / FILE).exists():
         raise InputError(f"{out / FILE} is there already; move it away, or give another --out")
-    rows = [
-        (task, made.experts[own], f"{of.rewards[own]:.3f}", f"{of.errors[own]:.3f}", str(of.rows))
-        for (task, own), of in ((pair, worth[pair[0]]) for pair in found.own_experts.items())
-    ]
+    rows = []
+    for task, own in found.own_experts.items():
+        of = worth[task]
+        rows.append((task, made.experts[own], f"{of.rewards[own]:.3f}", f"{of.errors[own]:.3f}", str(of.rows)))
     write_card(out, found)
     title = "reward of the expert alone on logged requests, with a 95% interval"
     console.print(*fitted(title, ["task", "expert", "reward", "±", "rows"], rows), sep="\n")

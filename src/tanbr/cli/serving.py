@@ -5,7 +5,6 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,30 +96,35 @@ def serve(
 def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens") -> bool:
     """Serve until a signal; whether what was learned is saved."""
     with contextlib.ExitStack() as stack:
-        with _here_to_stay():
-            from tanbr.serve import tracing
-            from tanbr.serve.web import logs
-            from tanbr.serve.web.server import Server, address_of, bind
+        # Half a million objects, mostly of libraries, stay: to search them for garbage takes .8 s of a start, and later
+        # each full search would hold up every request for 0.2 s.
+        gc.disable()
+        stack.callback(gc.enable)
+        from tanbr.serve import tracing
+        from tanbr.serve.web import logs
+        from tanbr.serve.web.server import Server, address_of, bind
 
-            tracing.start()
-            socket = stack.enter_context(bind(settings.http))  # one that is taken is found before the model is loaded
-            url, loopback = address_of(socket)
+        tracing.start()
+        socket = stack.enter_context(bind(settings.http))  # one that is taken is found before the model is loaded
+        url, loopback = address_of(socket)
 
-            from tanbr.engines import engine_builder
-            from tanbr.serve.build import build
-            from tanbr.serve.web.metrics import Metrics
+        from tanbr.engines import engine_builder
+        from tanbr.serve.build import build
+        from tanbr.serve.web.metrics import Metrics
 
-            metrics = Metrics()
-            with phases() as report:
-                service = build(
-                    **origin.model_dump(exclude={"token_file", "admin_token_file"}),
-                    config=settings.serve,
-                    router=settings.router,
-                    monitor=settings.monitor,
-                    observer=metrics,
-                    backend=engine_builder(settings.serve),
-                    report=report,
-                )
+        metrics = Metrics()
+        with phases() as report:
+            service = build(
+                **origin.model_dump(exclude={"token_file", "admin_token_file"}),
+                config=settings.serve,
+                router=settings.router,
+                monitor=settings.monitor,
+                observer=metrics,
+                backend=engine_builder(settings.serve),
+                report=report,
+            )
+        gc.freeze()
+        gc.enable()
         if service.check is not None:
             show_check(service.check)
         running = Server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
@@ -131,29 +135,14 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens")
         stop, most = running.handle_exit, settings.http.stop_seconds
 
         def announced(number: int, frame: Any) -> None:
-            console.print(
-                f"stopping: finishing what was accepted (at most {most:g} s), then saving; again ends at once"
-            )
+            said = f"finishing what was accepted (at most {most:g} s), then saving; again ends at once"
+            console.print(f"stopping: {said}")
             stop(number, frame)
 
         running.handle_exit = announced  # type: ignore[method-assign, assignment]
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when all is done
             running.run(sockets=[socket])
         return bool(service.saved)
-
-
-@contextlib.contextmanager
-def _here_to_stay() -> Iterator[None]:
-    """Keep half a million objects, mostly of libraries, out of Python's search for garbage.
-
-    It takes .8 s of a start, and each full search would later hold up every request for 0.2 s.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _on_ray(
@@ -166,9 +155,8 @@ def _on_ray(
     with bind(settings.http) as taken:  # a port that is taken is found at once; Ray's proxy binds it again
         http = settings.http.model_copy(update={"port": int(taken.getsockname()[1])})
     sections = {"serve": settings.serve, "router": settings.router, "monitor": settings.monitor, "http": http}
-    config = read(
-        ClusterConfig, origin.model_dump() | {"check": False} | sections | {"replicas": replicas}, source="options"
-    )
+    values = origin.model_dump() | sections | {"check": False, "replicas": replicas}
+    config = read(ClusterConfig, values, source="options")
     stop = threading.Event()
 
     def ready(url: str, info: "ServiceInfo", now: "ServiceState") -> None:
