@@ -25,9 +25,7 @@ def test_doctor_says_what_is_there() -> None:
     assert done.exit_code == 0
     for word in ("cores", "instructions", "memory", "cuda", "torch", metadata.version("numpy")):
         assert word in done.stdout
-    needed = checking.needed_packages()
-    assert (needed["numpy"], needed["ray"], needed["onnxruntime"]) == ("", "ray", "onnx")
-    assert "ruff" not in needed  # what only developers need
+    assert "ruff" not in done.stdout  # what only developers need
 
 
 @pytest.mark.parametrize(

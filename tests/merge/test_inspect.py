@@ -39,10 +39,6 @@ def shuffled(site, part, expert, own, first):
     return permuted(first, part.unit_axis, order_of(site, expert))
 
 
-def related(site, part, expert, own, first):
-    return first + 0.1 * own
-
-
 families = pytest.mark.parametrize(
     "moe", ["bert_moe", "t5_moe", "nllb-moe", "qwen2_moe", "granitemoe", "deepseek_v3", "gpt_oss"], indirect=True
 )
@@ -54,7 +50,7 @@ def test_verdicts(moe, tmp_path) -> None:
     assert unrelated.verdict == glance(moe)[0] == "do not merge"
     mixed = rewritten(moe, tmp_path / "mixed", shuffled)
     assert inspect(mixed).verdict == glance(mixed)[0] == "align first"
-    close = rewritten(moe, tmp_path / "kin", related)
+    close = rewritten(moe, tmp_path / "kin", lambda site, part, expert, own, first: first + 0.1 * own)
     kin = inspect(close)
     assert kin.verdict == glance(close)[0] == "merge"
     off = ~np.eye(4, dtype=bool)

@@ -12,7 +12,6 @@ from tanbr.cli.stopping import keeps
 
 if TYPE_CHECKING:
     from tanbr.lab.jobs import Kept
-    from tanbr.lab.paper.reproduction import Reproduction
 
 app = typer.Typer()
 
@@ -71,11 +70,6 @@ def reproduce(
             bars.console.print(f"{name:32} {kept.seconds:7.1f} s", markup=False)
 
         found = reproduction.reproduce(wanted, setup, moved=moved, finished=finished)
-    _say(found)
-    console.print(f"report: {reproduction.write(found, command=command_line())}")
-
-
-def _say(found: "Reproduction") -> None:
     for part in found.parts:
         console.print(f"[bold]{part.title}[/]")
         for claim in found.findings[part.name].claims:
@@ -84,3 +78,4 @@ def _say(found: "Reproduction") -> None:
     if found.of_others:
         anew = f"delete them in {found.setup.out}/jobs or choose another --out to measure anew"
         console.print(f"note: {found.of_others}; {anew}", markup=False, soft_wrap=True)
+    console.print(f"report: {reproduction.write(found, command=command_line())}")

@@ -51,9 +51,8 @@ def send(
             table.add_row(escape(output["label"]), f"{output['score']:.3f}", output["request_id"])
         for choice in answers.get("choices", []):
             table.add_row(escape(choice["text"]), "", choice["request_id"])
-        if table.rows:  # an encoder's vectors are not shown
-            console.print(table)
-            console.print(f"merge version {answers['merge_version']}")
+        console.print(table)
+        console.print(f"merge version {answers['merge_version']}")
         if feedback is not None:
             ids = [item["request_id"] for item in answers.get("outputs", answers.get("choices", []))]
             counts = client.feedback([{"request_id": one, "reward": feedback} for one in ids])

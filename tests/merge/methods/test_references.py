@@ -5,7 +5,7 @@ unit in the last place of what is added up, whose size is at most the largest we
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,17 +22,12 @@ EPS = torch.finfo(torch.float32).eps
 BLENDS = [[0.25] * K, [0.5, 0.3, 0.2, 0.0], [0.0, 1.0, 0.0, 0.0]]
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """The experts of one dense tensor (K, …) in float64, a blend, and the base."""
 
     experts: Tensor
     blend: Tensor
     base: Tensor
-
-    @property
-    def active(self) -> tuple[Tensor, Tensor]:
-        return self.experts[self.blend > 0], self.blend[self.blend > 0]
 
 
 def cases(moe: Moe, blend: list[float]) -> dict[str, Case]:
@@ -62,15 +57,11 @@ def compare(moe: Moe, blend: list[float], reference, *, roundings: float) -> Non
         assert float((tensors[name].double() - expected).abs().max()) <= bound, name
 
 
-def weighted(rows: Tensor, weights: Tensor) -> Tensor:
-    return torch.einsum("k,k...->...", weights, rows)
-
-
 @pytest.mark.parametrize("scale", [0.5, 3.0])
 @pytest.mark.parametrize("blend", BLENDS)
 def test_task_arithmetic(related, blend, scale) -> None:
     def reference(c: Case) -> Tensor:
-        return c.base + scale * weighted(c.experts - c.base, c.blend)
+        return c.base + scale * torch.einsum("k,k...->...", c.blend, c.experts - c.base)
 
     moe = tanbr.open(related, method=f"task-arithmetic:scale={scale}")
     compare(moe, blend, reference, roundings=(K + 2) * (2 * scale + 1))
@@ -88,12 +79,10 @@ def trimmed(differences: Tensor, density: float) -> Tensor:
 @pytest.mark.parametrize("blend", [[0.25] * K, [0.5, 0.25, 0.25, 0.0], [0.0, 1.0, 0.0, 0.0]])
 def test_ties_as_mergekit_weighs_it(exact, blend, density, normalise) -> None:
     def reference(c: Case) -> Tensor:
-        experts, weights = c.active
+        experts, weights = c.experts[c.blend > 0], c.blend[c.blend > 0]
         kept = trimmed(experts - c.base, density)
         column = weights.view(-1, *[1] * (experts.dim() - 1))
-        total = (column * kept).sum(dim=0)
-        sign = torch.where(total >= 0, 1.0, -1.0)
-        agrees = kept.sign() == sign
+        agrees = kept.sign() == torch.where((column * kept).sum(dim=0) >= 0, 1.0, -1.0)
         share = (column * agrees).sum(dim=0)
         mixed = (column * kept * agrees).sum(dim=0)
         if normalise:
