@@ -56,7 +56,7 @@ def experts_alone(moe: Moe, inputs: Sequence[Sequence[Any]]) -> Iterator[tuple[A
     """Go through the experts: the dense model (one and the same) that holds expert k alone, and its own inputs."""
     if len(inputs) != moe.num_experts or not all(inputs):
         counts = [len(own) for own in inputs]
-        raise DataError(f"each of {moe.num_experts} experts needs rows of its own task (got batches: {counts})")
+        raise DataError(f"each of the {moe.num_experts} experts needs rows of its own task (got batches: {counts})")
     one_hot = np.eye(moe.num_experts)
     model = moe.dense(one_hot[0])
     for blend, own in zip(one_hot, inputs, strict=True):

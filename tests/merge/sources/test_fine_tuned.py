@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tanbr
-from merge.sources.tiny_dense import MODELS, build, family
+from merge.sources.tiny_dense import MODELS, build, family, heads
 from moe.tiny import load_plain, logits
 from tanbr.errors import CheckpointError, InputError
 from tanbr.merge import Moe
@@ -86,6 +86,18 @@ def test_inspect_names_the_expert_that_came_from_elsewhere(bert, tmp_path) -> No
     assert not any(str(expert) in reason for expert in experts)
 
 
+def test_an_expert_alone_answers_its_own_labels_as_it_did_before_heads_were_joined(tmp_path) -> None:
+    labels, union = [("bad", "good"), ("good", "fair", "bad"), ("fair", "awful")], ("bad", "good", "fair", "awful")
+    base, experts = heads(tmp_path, labels)
+    moe = tanbr.open(base, experts=experts)
+    inputs = {"input_ids": torch.randint(0, 64, (4, 9), generator=torch.Generator().manual_seed(0))}
+    for k, folder in enumerate(experts):
+        joined, columns = moe.dense(torch.eye(3)[k].tolist()), [union.index(label) for label in labels[k]]
+        with torch.no_grad():
+            theirs, mine = load_plain(folder)(**inputs).logits, joined(**inputs).logits[:, columns]
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -107,6 +119,12 @@ def test_an_expert_that_does_not_fit_is_refused_in_one_sentence(changes, message
     build(**{"name": "BertForSequenceClassification"} | changes).save_pretrained(tmp_path / "other")
     with pytest.raises(CheckpointError, match=message):
         tanbr.open(base, experts=[*experts, tmp_path / "other"])
+
+
+def test_a_head_with_one_label_twice_is_refused(tmp_path) -> None:
+    base, folders = heads(tmp_path, [("no", "no"), ("yes", "no")])
+    with pytest.raises(CheckpointError, match="names a label twice"):
+        tanbr.open(base, experts=folders)
 
 
 def test_one_expert_or_the_same_twice_is_no_blend(bert) -> None:
