@@ -15,10 +15,9 @@ def test_what_config_prints_is_a_configuration_and_a_section_of_one(tmp_path: Pa
     (tmp_path / "all.toml").write_text(RUN.invoke(app, ["config"], catch_exceptions=False).stdout)
     assert settings.load(tmp_path / "all.toml") == Config()
     (tmp_path / "t.toml").write_text("[serve]\nbatch = 5\n")
-    done = RUN.invoke(app, ["config", "--config", f"{tmp_path}/t.toml", "--section", "serve"], catch_exceptions=False)
-    assert "\nbatch = 5\n" in done.stdout
-    assert "[serve.rewards]" in done.stdout
-    assert "[router]" not in done.stdout
+    said = RUN.invoke(app, ["config", "--config", f"{tmp_path}/t.toml", "--section", "serve"]).stdout
+    assert "\nbatch = 5\n" in said
+    assert ("[serve.rewards]" in said, "[router]" in said) == (True, False)
 
 
 def test_doctor_says_what_is_there() -> None:
@@ -26,9 +25,7 @@ def test_doctor_says_what_is_there() -> None:
     assert done.exit_code == 0
     for word in ("cores", "instructions", "memory", "cuda", "torch", metadata.version("numpy")):
         assert word in done.stdout
-    needed = checking.needed_packages()
-    assert (needed["numpy"], needed["ray"], needed["onnxruntime"]) == ("", "ray", "onnx")
-    assert "ruff" not in needed  # what only developers need
+    assert "ruff" not in done.stdout  # what only developers need
 
 
 @pytest.mark.parametrize(

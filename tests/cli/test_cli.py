@@ -3,22 +3,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import tanbr as package
 from cli.running import environment, tanbr
 from tanbr.cli import app
 from tanbr.cli.options import command_line
-
-
-def test_every_command_shows_examples_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        shown = CliRunner().invoke(app, [name, "--help"]).output
-        assert f"tanbr {name}" in shown.split("Examples:")[1]
-        assert not command.hidden
-        assert not [option.name for option in command.params if getattr(option, "hidden", False)]
 
 
 def test_the_version_as_a_script_and_as_a_module(tmp_path: Path) -> None:

@@ -28,8 +28,7 @@ def test_inspect_says_the_verdict_in_80_columns(folder: Path) -> None:
     assert "do not merge" in shown
     assert max(map(len, shown.splitlines())) <= 80  # and nothing is cut to fit
     assert "…" not in shown
-    for name in ("site", "distance", "cosine", "in place", "match", "moved", "bert.encoder.layer.1"):
-        assert name in shown
+    assert "bert.encoder.layer.1" in shown
     assert json.loads((folder / "report" / "inspect.json").read_text())["verdict"] == "do not merge"
 
 

@@ -36,14 +36,9 @@ def test_finetune_tunes_the_embedded_model_and_resumes(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "out/untuned.json").read_text())) == {"tags", "average"}
     assert str(tmp_path) not in result["command"]
     assert {file.name for file in (tmp_path / "out/tanbr").iterdir()} >= {"model", "router.state", "tuned.jsonl"}
-    assert (tmp_path / "out/losses.png").stat().st_size > 1_000
     before = (tmp_path / "out/tanbr/tuned.jsonl").read_text()
     assert RUN.invoke(app, arguments).exit_code == 0  # all steps are taken: nothing changes
     assert (tmp_path / "out/tanbr/tuned.jsonl").read_text() == before
-
-
-class Seen(TanbrError):
-    """Ends a command where a test has seen enough."""
 
 
 def test_a_file_is_laid_over_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,15 +46,15 @@ def test_a_file_is_laid_over_a_preset(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def train(config: Preset, **_: object) -> None:
         seen.append(config)
-        raise Seen
+        raise TanbrError("enough was seen")
 
     monkeypatch.setattr(glue, "load", lambda data, **_: {})
     monkeypatch.setattr(pretrain, "train_from_dense", train)
     (tmp_path / "t.toml").write_text("[pretrain]\nsteps = 7\n")
     arguments = ["--preset", "minilm", "--from", "dense", "--data", "glue", "--config", f"{tmp_path}/t.toml"]
-    assert isinstance(RUN.invoke(app, ["pretrain", *arguments]).exception, Seen)
+    RUN.invoke(app, ["pretrain", *arguments])
     assert seen == [MINILM.model_copy(update={"steps": 7})]
-    assert isinstance(RUN.invoke(app, ["pretrain", *arguments, "--adapters", "4"]).exception, Seen)
+    RUN.invoke(app, ["pretrain", *arguments, "--adapters", "4"])
     assert (seen[1].adapters, seen[1].mergeable) == (4, 0.0)  # blends of adapters cannot be trained
 
 
@@ -81,5 +76,4 @@ def test_pretrain_and_finetune_take_rows_of_ones_own(tmp_path: Path) -> None:
     assert RUN.invoke(app, rival, catch_exceptions=False).exit_code == 0
     assert set(json.loads((tmp_path / "dense-too/training.json").read_text())["dev"]) == {"dense"}
     command = ["finetune", f"{tmp_path}/out/model", *rows, "--router", "average", "--out", f"{tmp_path}/tuned"]
-    done = RUN.invoke(app, command, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    assert RUN.invoke(app, command, catch_exceptions=False).exit_code == 0

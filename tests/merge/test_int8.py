@@ -2,14 +2,13 @@
 
 import torch
 
-from tanbr.merge.int8 import Int8Linear, quantised, weight_bits
+from tanbr.merge.int8 import Int8Linear, quantised
 
 
 def test_no_sum_overflows_at_the_ends_of_the_range() -> None:
     linear = torch.nn.Linear(512, 16, bias=False)
     torch.nn.init.constant_(linear.weight, 1.0)
     x = torch.ones(4, 512)
-    assert weight_bits() in (7, 8)
     torch.testing.assert_close(Int8Linear(linear)(x), torch.full((4, 16), 512.0), rtol=1e-4, atol=0)  # 1 = 63 · 1/63
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -34,43 +35,71 @@ def edit(folder, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def unweighted(folder, name=None) -> None:
+def put(name, content):
+    """A change that writes a file."""
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def unweighted(folder) -> None:
     (folder / "model.safetensors").unlink()
-    if name:
-        (folder / name).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
 
 
-BROKEN = {
-    "no folder": (shutil.rmtree, "is not a folder"),
-    "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
-    "no weights": (unweighted, "neither model.safetensors nor"),
-    "a pickle": (lambda folder: unweighted(folder, "pytorch_model.bin"), "pickle.*save_pretrained"),
-    "unknown": (lambda folder: edit(folder, model_type="mixtrall"), "nearest supported is 'mixtral'"),
-    "llama4": (lambda folder: edit(folder, model_type="llama4"), "llama4 models cannot be merged: its router"),
-    "quantised": (lambda folder: edit(folder, quantization_config={"quant_method": "mxfp4"}), "quantised"),
-    "another type": (lambda folder: edit(folder, model_type="mixtral"), "no experts|configuration"),
-    "too many experts": (lambda folder: edit(folder, num_experts=5), "experts"),
-    "no experts": (lambda folder: edit(folder, num_experts=0), "experts"),
-    "experts in words": (lambda folder: edit(folder, num_experts="four"), "experts|configuration"),
-    "a size in words": (lambda folder: edit(folder, hidden_size="x"), "configuration"),
-}
+def pickled(folder) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_checkpoint_is_one_sentence(folder, what) -> None:
-    change, words = BROKEN[what]
+def pipe(name):
+    """A change that puts a pipe without a writer in a file's place: it would be waited for for ever."""
+
+    def change(folder) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return change
+
+
+INDEX = "model.safetensors.index.json"
+BROKEN = [
+    (shutil.rmtree, "is not a folder"),
+    (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    (unweighted, "neither model.safetensors nor"),
+    (pickled, "pickle.*save_pretrained"),
+    (lambda folder: edit(folder, model_type="mixtrall"), "nearest supported is 'mixtral'"),
+    (lambda folder: edit(folder, model_type="llama4"), "llama4 models cannot be merged: its router"),
+    (lambda folder: edit(folder, quantization_config={"quant_method": "mxfp4"}), "quantised"),
+    (lambda folder: edit(folder, model_type="mixtral"), "no experts|configuration"),
+    *((lambda folder, K=K: edit(folder, num_experts=K), "experts|configuration") for K in (5, 0, "four")),
+    (lambda folder: edit(folder, hidden_size="x"), "configuration"),
+    *((pipe(name), "no regular file") for name in ("config.json", "model.safetensors", INDEX)),
+    *(
+        (put("config.json", text), "config.json")
+        for text in (
+            b"{",
+            b"[]",
+            b"{}",
+            b'{"model_type": 3}',
+            b"\xff",
+            b"[" * 100_000,
+            b'{"model_type": ' + b"9" * 5000,
+        )
+    ),
+    (put(INDEX, b"{"), "cannot be read"),
+    (put(INDEX, b"[" * 100_000), "cannot be read"),
+    *((put(INDEX, text), "is corrupt") for text in (b"{}", b'{"weight_map": 3}', b'{"weight_map": {"x": 3}}')),
+    (put(INDEX, b'{"weight_map": {"x": "../../elsewhere"}}'), "is corrupt"),
+    (put(INDEX, b'{"weight_map": {"lost": "model.safetensors"}}'), "lost for one"),
+    (put(INDEX, b'{"weight_map": {"x": "config.json"}}'), "config.json is corrupt"),
+    *(
+        (put(INDEX, json.dumps({"weight_map": {"x": name}}).encode()), "regular file|cannot read|corrupt")
+        for name in ("..", "", "a\0b")
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), BROKEN)
+def test_a_broken_checkpoint_is_one_sentence(folder, change, words) -> None:
     change(folder)
     refused(folder, words)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["{", "[]", "{}", '{"model_type": 3}', "\xff", "[" * 100_000, '{"model_type": ' + "9" * 5000 + "}"],
-    ids=range(7),
-)
-def test_bad_config(folder, text) -> None:
-    (folder / "config.json").write_bytes(text.encode("latin-1"))
-    refused(folder, "config.json")
 
 
 ENTRY = '{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
@@ -101,34 +130,6 @@ def test_missing_shard(tmp_path) -> None:
     refused(tmp_path / "moe", "00002.*is missing")
 
 
-@pytest.mark.parametrize(
-    ("index", "words"),
-    [
-        ("{", "cannot be read"),
-        ("[" * 100_000, "cannot be read"),
-        ("{}", "is corrupt"),
-        ('{"weight_map": 3}', "is corrupt"),
-        ('{"weight_map": {"x": 3}}', "is corrupt"),
-        ('{"weight_map": {"x": "../../elsewhere"}}', "is corrupt"),
-        ('{"weight_map": {"lost": "model.safetensors"}}', "lost for one"),
-        *((json.dumps({"weight_map": {"x": name}}), "regular file|cannot read|corrupt") for name in ("..", "", "a\0b")),
-        ('{"weight_map": {"x": "config.json"}}', "config.json is corrupt"),
-    ],
-    ids=range(11),
-)
-def test_corrupt_index(folder, index, words) -> None:
-    (folder / "model.safetensors.index.json").write_text(index)
-    refused(folder, words)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
-def test_only_regular_files_are_read(folder, name) -> None:
-    """A pipe without a writer would be waited for for ever."""
-    (folder / name).unlink(missing_ok=True)
-    os.mkfifo(folder / name)
-    refused(folder, "no regular file")
-
-
 CRAFTED = (
     "hidden_size num_hidden_layers num_attention_heads vocab_size max_position_embeddings hidden_act "
     "hidden_dropout_prob architectures dtype num_experts intermediate_size"
@@ -155,8 +156,6 @@ def rewrite(folder, changes) -> None:
 
 
 EXPERT = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
-
-
 GATE = "model.layers.0.mlp.gate.weight"
 UNFIT = [  # family, settings, tensors (None is none), and what is said
     ("switch_transformers", {"num_layers": 10**12}, {}, "num_layers 1000000000000, more than it has tensors"),
@@ -200,10 +199,7 @@ def test_tensors_that_do_not_make_up_the_dense_model(tmp_path, changes, words) -
 
 
 def test_unknown_hub_model(monkeypatch) -> None:
-    def offline(*_, **__):
-        raise OSError("no network")
-
-    monkeypatch.setattr("tanbr.merge.moe.snapshot_download", offline)
+    monkeypatch.setattr("tanbr.merge.moe.snapshot_download", Mock(side_effect=OSError("no network")))
     refused("nobody/nothing", "nobody/nothing is no folder here.*no network")
 
 

@@ -16,24 +16,10 @@ logging.disable_progress_bar()
 logging.set_verbosity_error()
 
 K = 4
-ARCHITECTURES = {
-    "bert_moe": "BertMoeForSequenceClassification",
-    "t5_moe": "T5MoeForConditionalGeneration",
-    "switch_transformers": "SwitchTransformersForConditionalGeneration",
-    "nllb-moe": "NllbMoeForConditionalGeneration",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "flex_olmo": "FlexOlmoForCausalLM",
-    "granitemoe": "GraniteMoeForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM",
-    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-}
-NORMALISED = {"norm_topk_prob": True}
-VARIANTS: dict[str, dict[str, Any]] = {"qwen3_moe": NORMALISED}
+SUFFIXES = {"bert_moe": "ForSequenceClassification"} | dict.fromkeys(
+    ("t5_moe", "switch_transformers", "nllb-moe"), "ForConditionalGeneration"
+)
+VARIANTS: dict[str, dict[str, Any]] = {"qwen3_moe": {"norm_topk_prob": True}}
 # Their top-k weights do not sum to 1: only with a router that prefers no expert is the factor the same for all inputs.
 UNEVEN = {"switch_transformers", "qwen2_moe", "olmoe", "flex_olmo"}
 
@@ -43,7 +29,7 @@ def build(model_type: str, *, seed: int = 0, **changes: Any) -> Any:
     base = AutoConfig.for_model(model_type).to_dict()
     settings = base | {key: value for key, value in family.twin.items() if key in base or key == "head_dim"}
     config = AutoConfig.for_model(**settings | {family.count: K} | VARIANTS.get(model_type, {}) | changes)
-    name = ARCHITECTURES[model_type]
+    name = family.prefix[0] + SUFFIXES.get(model_type, "ForCausalLM")
     torch.manual_seed(seed)
     model = (CLASSES.get(name) or getattr(transformers, name))(config).eval()
     with torch.no_grad():

@@ -26,7 +26,7 @@ def earned(service: Service) -> float:
     for slot in stream:
         answered = service.submit([row.text for row in slot.rows]).result(60)
         assert service.space is not None
-        rewards = service.space.rewards(slot.rows, service.space.answers(slot.rows, answered.logits))
+        rewards = service.space.rewards(slot.rows, service.space.read(slot.rows, answered.logits))
         pairs = zip(answered.request_ids, rewards, strict=True)
         assert service.feedback([Feedback(name, float(reward)) for name, reward in pairs]).accepted == REQUESTS
         service.end_slot()

@@ -65,7 +65,7 @@ def test_delayed_labels_are_scored_as_the_task_scores(live: Service) -> None:
     assert live.feedback(truth).accepted == len(ROWS)
     space = label_space(tiny.TASKS, live.info.columns)
     assert space is not None
-    expected = space.rewards(ROWS, space.answers(ROWS, answered.logits))
+    expected = space.rewards(ROWS, space.read(ROWS, answered.logits))
     stored = [row.reward for row in live.store.feedback(after=0)]
     np.testing.assert_allclose(stored, expected, atol=1e-5)
 

@@ -8,9 +8,8 @@ from tanbr.tasks.rows import Task
 
 
 def test_a_card_comes_back_as_it_was_written(tmp_path):
-    card = Card(
-        (Task("a", ("accuracy",), ("no", "yes")), Task("b", ("pearson",), scale=(0.0, 5.0), pair=True)), ("b", "a")
-    )
+    tasks = Task("a", ("accuracy",), ("no", "yes")), Task("b", ("pearson",), scale=(0.0, 5.0), pair=True)
+    card = Card(tasks, ("b", "a"))
     write_card(tmp_path, card)
     assert read_card(tmp_path) == card
     assert card.experts_of(["a", "b"]) == (1, 0)

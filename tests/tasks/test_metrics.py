@@ -38,14 +38,12 @@ def test_answers_and_rewards() -> None:
     logits[0, space.columns.index("positive")] = 3.0
     logits[1, space.columns.index("duplicate")] = 3.0  # another task's label is a wrong answer
     logits[2, space.columns.index("similarity")] = 0.0  # the middle of the scale: 2.5 off, half the scale
-    answers = space.answers(rows, logits)
+    answers = space.read(rows, logits)
     assert answers.tolist() == [1.0, -1.0, 2.5]
     assert space.rewards(rows, answers).tolist() == [1.0, 0.0, 0.0]
     reward, counts = space.slot_reward(rows, np.array([1.0, 0.0, 0.25]))
     sentiment, similarity = (space.tasks.index(space.task(name)) for name in ("sentiment", "similarity"))
-    assert reward[sentiment] == 0.5
-    assert reward[similarity] == 0.25
-    assert counts.sum() == 3
+    assert (reward[sentiment], reward[similarity], counts.sum()) == (0.5, 0.25, 3)
     assert np.isnan(reward).sum() == len(space.tasks) - 2
 
 

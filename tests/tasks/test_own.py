@@ -28,16 +28,12 @@ def test_a_folder_of_files_is_one_task_each(tmp_path) -> None:
         Task("pairs", ("accuracy",), ("0", "1", "2"), pair=True),
         Task("tabs", ("accuracy",), ("0", "1")),
     )
-    assert {name: (len(found.rows[name]), len(found.dev[name])) for name in found.rows} == {
-        "mood": (16, 4),
-        "pairs": (24, 6),
-        "tabs": (8, 2),
-    }
+    counts = {name: (len(found.rows[name]), len(found.dev[name])) for name in found.rows}
+    assert counts == {"mood": (16, 4), "pairs": (24, 6), "tabs": (8, 2)}
     every = {(row.text, row.target) for row in (*found.rows["mood"], *found.dev["mood"])}
     assert every == {(text, float(label == "yes")) for text, label in ROWS}
     assert found.rows["pairs"][0].text[1] == "other, with a comma"
-    again = read_own(tmp_path)
-    assert again.rows == found.rows
+    assert read_own(tmp_path).rows == found.rows
 
 
 def test_dev_rows_of_their_own_leave_all_others_for_training(tmp_path) -> None:
@@ -96,21 +92,20 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch) -> 
         read_own(tmp_path)
 
 
-WRONG = {
-    "column": ("text,lable", ROWS, r"mood\.csv, line 2: there is no 'label' \(found: text, lable\)"),
-    "columns": ("text,label", [*ROWS, ("a", "b", "c")], r"mood\.csv, line 22: expected 2 columns \(got 3\)"),
-    "empty text": ("text,label", [*ROWS, ("", "no")], r"mood\.csv, line 22: the text is empty"),
-    "rare label": ("text,label", [*ROWS, ("t", "maybe")], "the label 'maybe' appears 1 times"),
-    "empty label": ("text,label", [*ROWS, ("t", "")], r"line 22: label must be one of no, yes \(got ''\)"),
-    "one label": ("text,label", ROWS[::2], "one label only"),
-    "few rows": ("text,label", ROWS[:4], "has 4 rows; give it 5 or more"),
-    "no rows": ("text,label", [], "holds no rows"),
-}
+WRONG = [
+    ("text,lable", ROWS, r"mood\.csv, line 2: there is no 'label' \(found: text, lable\)"),
+    ("text,label", [*ROWS, ("a", "b", "c")], r"mood\.csv, line 22: expected 2 columns \(got 3\)"),
+    ("text,label", [*ROWS, ("", "no")], r"mood\.csv, line 22: the text is empty"),
+    ("text,label", [*ROWS, ("t", "maybe")], "the label 'maybe' appears 1 times"),
+    ("text,label", [*ROWS, ("t", "")], r"line 22: label must be one of no, yes \(got ''\)"),
+    ("text,label", ROWS[::2], "one label only"),
+    ("text,label", ROWS[:4], "has 4 rows; give it 5 or more"),
+    ("text,label", [], "holds no rows"),
+]
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_in_a_file_is_one_sentence(what, tmp_path) -> None:
-    header, rows, message = WRONG[what]
+@pytest.mark.parametrize(("header", "rows", "message"), WRONG)
+def test_what_is_wrong_in_a_file_is_one_sentence(header, rows, message, tmp_path) -> None:
     csv_file(tmp_path / "mood.csv", rows, header)
     with pytest.raises(DataError, match=message) as refused:
         read_own(tmp_path)
@@ -124,22 +119,21 @@ def test_a_line_that_is_no_object_is_refused(line, tmp_path) -> None:
         read_own(tmp_path)
 
 
-LISTINGS = {
-    "metric": ('name = "m"\nfile = "mood.csv"\nmetrics = ["bleu"]\n', "has the metric 'bleu'"),
-    "kinds": ('name = "m"\nfile = "mood.csv"\nmetrics = ["accuracy", "rouge-l"]\n', "choose one kind"),
-    "file": ('name = "m"\nfile = "other.csv"\n', "cannot read"),
-    "kind": ('name = "m"\nfile = "mood.doc"\n', "must be a file of"),
-    "grade": ('name = "m"\nfile = "mood.csv"\nscale = [0, 1]\n', r"line 2: score must be a number \(got 'no'\)"),
-    "scale": ('name = "m"\nfile = "mood.csv"\nscale = [1, 0]\n', "from low to high"),
-    "twice": ('name = "m"\nfile = "mood.csv"\n[[tasks]]\nname = "m"\nfile = "mood.csv"\n', "the task m twice"),
-    "key": ('name = "m"\nfiel = "mood.csv"\n', "tasks"),
-}
+LISTINGS = [
+    ('file = "mood.csv"\nmetrics = ["bleu"]', "has the metric 'bleu'"),
+    ('file = "mood.csv"\nmetrics = ["accuracy", "rouge-l"]', "choose one kind"),
+    ('file = "other.csv"', "cannot read"),
+    ('file = "mood.doc"', "must be a file of"),
+    ('file = "mood.csv"\nscale = [0, 1]', r"line 2: score must be a number \(got 'no'\)"),
+    ('file = "mood.csv"\nscale = [1, 0]', "from low to high"),
+    ('file = "mood.csv"\n[[tasks]]\nname = "m"\nfile = "mood.csv"', "the task m twice"),
+    ('fiel = "mood.csv"', "tasks"),
+]
 
 
-@pytest.mark.parametrize("what", LISTINGS)
-def test_what_is_wrong_in_a_listing_is_one_sentence(what, tmp_path) -> None:
-    text, message = LISTINGS[what]
+@pytest.mark.parametrize(("text", "message"), LISTINGS)
+def test_what_is_wrong_in_a_listing_is_one_sentence(text, message, tmp_path) -> None:
     csv_file(tmp_path / "mood.csv")
-    (tmp_path / "tasks.toml").write_text("[[tasks]]\n" + text)
+    (tmp_path / "tasks.toml").write_text(f'[[tasks]]\nname = "m"\n{text}\n')
     with pytest.raises((DataError, ConfigError), match=message):
         read_own(tmp_path)

@@ -49,9 +49,6 @@ def doctor() -> None:
         wanted = f"tanbr[{extra}]" if extra else package
         lines[package] = version or f"missing, for {use}: pip install '{wanted}'"
         broken = broken or (version is None and not extra)
-    if not (Path(tanbr.embedded()) / "model.safetensors").is_file():
-        lines["embedded model"] = "missing, for every command without a checkpoint: install the package again"
-        broken = True
     for name, said in lines.items():
         console.print(f"{name:20} {said}", soft_wrap=True, markup=False)
     if broken:
@@ -84,10 +81,8 @@ def machine() -> dict[str, str]:
     if _version("torch") is not None:
         import torch
 
-        engines = [engine for engine in torch.backends.quantized.supported_engines if engine != "none"]
-        cuda = f"{torch.cuda.device_count()} devices" if torch.cuda.is_available() else 'no; device must be "cpu"'
-        arithmetic = f"{torch.backends.cpu.get_cpu_capability()}, threads: {torch.get_num_threads()}"
-        facts |= {"torch's arithmetic": arithmetic, "int8": ", ".join(engines) or "no", "cuda": cuda}
+        facts["arithmetic"] = f"{torch.backends.cpu.get_cpu_capability()}, threads: {torch.get_num_threads()}"
+        facts["cuda"] = f"{torch.cuda.device_count()} devices"
     return facts
 
 

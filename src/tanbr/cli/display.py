@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,20 +28,9 @@ def progress(unit: str = "") -> Progress:
 
 
 @contextmanager
-def bar(what: str, *, unit: str = "tensors") -> Iterator[Callable[[int, int], None]]:
-    """Show a bar while something runs that says how far it is."""
+def phases(unit: str = "") -> Iterator[Callable[..., None]]:
+    """Show a bar for each phase: its name, how far it is, of how much, a note; a phase of no length is printed."""
     with progress(unit) as shown:
-        task = shown.add_task(what, total=None, note="")
-        yield lambda done, total: shown.update(task, completed=done, total=total)
-
-
-@contextmanager
-def phases() -> Iterator[Callable[..., None]]:
-    """Show a bar for each phase that is reported: its name, how far it is, of how much, and a note.
-
-    What has nothing to count is a sentence, and is printed.
-    """
-    with progress() as shown:
         bars: dict[str, TaskID] = {}
 
         def report(phase: str, done: int, total: int, note: str = "") -> None:
@@ -54,36 +44,32 @@ def phases() -> Iterator[Callable[..., None]]:
         yield report
 
 
+@contextmanager
+def bar(what: str, *, unit: str = "tensors") -> Iterator[Callable[[int, int], None]]:
+    """Show a bar while something runs that says how far it is."""
+    with phases(unit) as report:
+        yield partial(report, what)
+
+
 def fitted(
     title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, subject: str = "", width: int | None = None
 ) -> list[Table]:
     """Lay out a table; one wider than the terminal goes on below, its first column repeated. No word is cut."""
-    widths = [
-        max([*map(len, heading.split()), *(len(row[column]) for row in rows)]) for column, heading in enumerate(header)
-    ]
-    parts: list[list[int]] = [[]]
-    room = (width or console.width) - _taken(widths[:1])
+    widths = [max(map(len, (*header[i].split(), *(row[i] for row in rows)))) + 3 for i in range(len(header))]
+    parts = [[0]]
     for column in range(1, len(header)):
-        if parts[-1] and _taken([widths[i] for i in (*parts[-1], column)]) > room:
-            parts.append([])
+        if len(parts[-1]) > 1 and sum(widths[i] for i in (*parts[-1], column)) + 1 > (width or console.width):
+            parts.append([0])
         parts[-1].append(column)
-    tables = []
-    for number, part in enumerate(parts):
-        table = Table(title=title if number == 0 else None, title_justify="left")
-        whole = {column: max(widths[column], len(header[column])) for column in part}
-        roomy = _taken(list(whole.values())) <= room  # no heading needs a second line
-        for column in (0, *part):
-            wide = whole[column] if column and roomy else widths[column]
-            table.add_column(header[column], justify="right" if column else "left", width=wide)
+    tables: list[Table] = []
+    for part in parts:
+        table = Table(title=None if tables else title, title_justify="left")
+        for column in part:
+            table.add_column(header[column], justify="right" if column else "left", width=widths[column] - 3)
         for row in rows:
-            table.add_row(*(escape(row[i]) for i in (0, *part)), style="bold blue" if row[0] == subject else "")
+            table.add_row(*(escape(row[i]) for i in part), style="bold blue" if row[0] == subject else "")
         tables.append(table)
     return tables
-
-
-def _taken(widths: Sequence[int]) -> int:
-    """How many characters columns take, with their padding and a line after each."""
-    return sum(width + 3 for width in widths) + 1
 
 
 def show_check(check: "Check") -> None:
@@ -97,9 +83,9 @@ def show_check(check: "Check") -> None:
     for name in ("memory", "reward", "kept"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("weakest task", overflow="fold")
-    table.add_row("  experts alone, told the task", decimal(check.alone_bytes), f"{own:.3f}", "", "")
+    table.add_row("  experts alone, told the task", decimal(check.alone_bytes), f"{own:.3f}")
     if check.base:
-        table.add_row("  the base alone, told the task", "", f"{np.mean(check.base):.3f}", "", "")
+        table.add_row("  the base alone, told the task", "", f"{np.mean(check.base):.3f}")
     for way in check.ways:
         kept = np.array(way.rewards) / np.maximum(check.alone, 1e-9)
         worst = int(kept.argmin())

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 import typer
 from rich.markup import escape
-from rich.table import Table
 from typer import Option
 
-from tanbr.cli.display import bar, console, phases, show_check
-from tanbr.cli.options import Given, MergeMethod, examples, options_of, whole_numbers
+from tanbr.cli.display import bar, console, fitted, phases, show_check
+from tanbr.cli.options import Given, MergeMethod, examples, options_of
 from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
@@ -23,13 +22,10 @@ from tanbr.types import to_jsonable
 if TYPE_CHECKING:
     from tanbr.merge import Moe
     from tanbr.merge.export import About
-    from tanbr.merge.inspect import Inspection
 
 app = typer.Typer()
 
-Source = Annotated[
-    str, typer.Argument(help="Folder of an MoE checkpoint, a hub id, a list of experts, or the base of --expert.")
-]
+Source = Annotated[str, typer.Argument(help="Folder of an MoE, a hub id, a list of experts, or the base of --expert.")]
 NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears whole or not at all.")]
 
 
@@ -38,27 +34,22 @@ NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears
         "tanbr merge mixtral/ dense/ --blend even",
         "tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6",
         "tanbr merge experts.toml moe/ --mode moe --blend-only ffn",
-        "tanbr merge bert/ bert-moe/ --mode moe --copies 8",
         "tanbr merge moe/ aligned/ --mode align    # where inspect says: align first",
     )
 )
-@options_of(StartConfig, "over", "experts", "blend_only")
+@options_of(StartConfig, "over", "experts blend_only")
 def merge(
     checkpoint: Source,
     out: NewFolder,
     over: Given,
     blend: Annotated[
-        str | None, Option(help="Weights, as 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
+        str | None, Option(help="As 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
     ] = None,
     mode: Annotated[
-        Literal["blend", "moe", "align"],
-        Option(help="Blend experts; write dense models as one MoE; or put experts' hidden units in one order."),
+        Literal["blend", "moe", "align"], Option(help="Blend, make an MoE, or align hidden units.")
     ] = "blend",
     method: MergeMethod = None,
-    rest: Annotated[
-        Literal["refuse", "average"],
-        Option(help="With moe: refuse or average differences outside FFNs, which an MoE cannot hold."),
-    ] = "refuse",
+    rest: Annotated[Literal["refuse", "average"], Option(help="With moe: of differences outside FFNs.")] = "refuse",
     copies: Annotated[int | None, Option(min=1, help="With moe: make this many copies of a dense checkpoint.")] = None,
     as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
     force: Annotated[bool, Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
@@ -68,25 +59,35 @@ def merge(
         raise InputError(f"--mode {mode} takes no --blend")
     if mode != "moe" and (copies is not None or rest != "refuse"):
         raise InputError("--copies and --rest are for --mode moe")
-    if mode == "moe":
-        _make_moe(checkpoint, out, over, rest=rest, copies=copies)
-        return
-    if mode == "align":
-        _align(checkpoint, out, over)
+    if copies is not None:
+        from tanbr.lab.train.upcycle import upcycle
+
+        with bar("copying") as show:
+            upcycle(Path(checkpoint), out, experts=copies, progress=show)
+        console.print(f"{out}: {copies} experts in every FFN")
         return
     from tanbr.merge import open as open_moe
-    from tanbr.merge.export import About
-    from tanbr.tasks.card import read_card
 
-    moe = open_moe(checkpoint, **over, method=method)
-    about = About(moe.source.expert_tasks or read_card(moe.path).expert_tasks)
-    _write(moe, _weights(moe, blend, force=force), out, about, as_adapter=as_adapter)
+    moe = open_moe(checkpoint, **over, method=method if mode == "blend" else "average")
+    if mode == "moe":
+        _assemble(moe, out, rest)
+    elif mode == "align":
+        from tanbr.merge.align import align
+
+        with bar("aligning") as show:
+            align(moe, out, progress=show)
+        console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
+    else:
+        from tanbr.merge.export import About
+        from tanbr.tasks.card import read_card
+
+        about = About(moe.source.expert_tasks or read_card(moe.path).expert_tasks)
+        _write(moe, _weights(moe, blend, force=force), out, about, as_adapter=as_adapter)
 
 
 @app.command(
     epilog=examples(
         "tanbr export dense/ --state out/serve",
-        "tanbr export second/ --state out/serve --model 2",
         "tanbr export one/ --state out/serve --as-adapter",
     )
 )
@@ -122,15 +123,13 @@ def card(
     found, made, worth = learned_card(learned)
     if (out / FILE).exists():
         raise InputError(f"{out / FILE} is there already; move it away, or give another --out")
-    table = Table(box=None, caption="reward of the expert alone on logged requests, with a 95% interval")
-    for name in ("task", "expert", "reward", "±", "rows"):
-        table.add_column(name, justify="left" if name in ("task", "expert") else "right")
+    rows = []
     for task, own in found.own_experts.items():
         of = worth[task]
-        figures = f"{of.rewards[own]:.3f}", f"{of.errors[own]:.3f}", str(of.rows)
-        table.add_row(escape(task), escape(made.experts[own]), *figures)
+        rows.append((task, made.experts[own], f"{of.rewards[own]:.3f}", f"{of.errors[own]:.3f}", str(of.rows)))
     write_card(out, found)
-    console.print(table)
+    title = "reward of the expert alone on logged requests, with a 95% interval"
+    console.print(*fitted(title, ["task", "expert", "reward", "±", "rows"], rows), sep="\n")
     console.print(f"card: {out / FILE}; in the checkpoint's folder, its next server starts by it", soft_wrap=True)
 
 
@@ -152,21 +151,9 @@ def _write(moe: "Moe", blend: list[float], out: Path, about: "About", *, as_adap
     console.print(f"certificate: {out / 'certificate.json'}; model card: {out / 'README.md'}")
 
 
-def _make_moe(
-    checkpoint: str, out: Path, over: Given, *, rest: Literal["refuse", "average"], copies: int | None
-) -> None:
-    """Write an MoE whose experts are copies of a dense checkpoint, or experts over a base."""
-    if copies is not None:
-        from tanbr.lab.train.upcycle import upcycle
-
-        with bar("copying") as show:
-            upcycle(Path(checkpoint), out, experts=copies, progress=show)
-        console.print(f"{out}: {copies} experts in every FFN")
-        return
+def _assemble(moe: "Moe", out: Path, rest: Literal["refuse", "average"]) -> None:
     from tanbr.lab.train.checkpoints import assemble
-    from tanbr.merge import open as open_moe
 
-    moe = open_moe(checkpoint, **over, method="average")
     with bar("assembling") as show:
         averaged = assemble(moe, out, rest=rest, progress=show)
     console.print(f"{out}: {moe.num_experts} experts in every FFN; gates, if it has any, are random")
@@ -181,12 +168,10 @@ def _make_moe(
         "tanbr inspect --state out/serve    # what learning is worth there",
     )
 )
-@options_of(StartConfig, "over", "experts", "blend_only")
+@options_of(StartConfig, "over", "experts blend_only")
 def inspect(
     over: Given,
-    checkpoint: Annotated[
-        str | None, typer.Argument(help="As of merge: a folder, a hub id, a list of experts, or the base of --expert.")
-    ] = None,
+    checkpoint: Annotated[str | None, typer.Argument(help="As of merge.")] = None,
     state: Annotated[Path | None, Option(help="A server's --state instead: what is learning worth there?")] = None,
     data: Annotated[Path | None, Option(help="Labelled rows, as serve's --history: what would serving earn?")] = None,
     out: Annotated[Path | None, Option(help="Folder for the figures, as JSON.")] = None,
@@ -203,7 +188,15 @@ def inspect(
     moe = open_moe(checkpoint, **over, method="average")
     with bar("inspecting", unit="sites") as show:
         report = inspecting.inspect(moe, progress=show)
-    console.print(_report_table(report))
+    off = ~np.eye(report.experts, dtype=bool)
+    rows = []
+    for site in report.sites:
+        means = [values[off].mean() for values in (site.distance, site.cosine, site.task_cosine)]
+        figures = [f"{value:.3f}" for value in (*means, site.units.in_place, site.units.best)]
+        rows.append([site.site, *figures, f"{site.units.moved:.0%}"])
+    title = "means over pairs of experts; hidden units of expert 0 beside those of others"
+    header = ["site", "distance", "cosine", "task cosine", "units in place", "best match", "moved"]
+    console.print(*fitted(title, header, rows), sep="\n")
     console.print(f"[bold]{report.verdict}[/]: {report.reason}")
     if out is not None:
         write_atomically(out / "inspect.json", json.dumps(to_jsonable(asdict(report)), indent=2) + "\n")
@@ -218,14 +211,12 @@ def _show_gain(state: Path) -> None:
 
     found = replay(state)
     gain = found.by_tasks
-    table = Table(caption="points of reward beyond the start blend, with 95% intervals", box=None)
-    for name in ("", "gain", "±"):
-        table.add_column(name, justify="right" if name else "left")
-    rows = [(f"  {escape(one)}", *of) for one, *of in zip(found.tasks, gain.tasks, gain.errors, strict=True)]
+    of_tasks = [(f"  {one}", *of) for one, *of in zip(found.tasks, gain.tasks, gain.errors, strict=True)]
     named = ("self-normalised", *found.self_normalised), ("doubly robust", *found.doubly_robust)
-    for name, value, error in (("by tasks", gain.total, gain.error), *rows, *named):
-        table.add_row(name, f"{100 * value:+.1f}", f"{100 * error:.1f}")
-    console.print(table)
+    figures = (("by tasks", gain.total, gain.error), *of_tasks, *named)
+    rows = [(name, f"{100 * value:+.1f}", f"{100 * error:.1f}") for name, value, error in figures]
+    title = "points of reward beyond the start blend, with 95% intervals"
+    console.print(*fitted(title, ["", "gain", "±"], rows), sep="\n")
     console.print(f"{gain}: {gain.held} of {gain.slots} slots were held back", soft_wrap=True)
 
 
@@ -240,21 +231,11 @@ def _show_check(moe: "Moe", data: Path) -> None:
         show_check(found)
 
 
-def _align(checkpoint: str, out: Path, over: Given) -> None:
-    """Put the hidden units of all experts in the same order, where `tanbr inspect` says "align first"."""
-    from tanbr.merge import align as aligning
-    from tanbr.merge import open as open_moe
-
-    with bar("aligning") as show:
-        aligning.align(open_moe(checkpoint, **over), out, progress=show)
-    console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
-
-
 def _weights(moe: "Moe", blend: str | None, *, force: bool) -> list[float]:
     """Give the blend to merge, and refuse experts that should not be merged."""
     from tanbr.merge.inspect import glance
 
-    weights = list(moe.source.weights) if blend is None else parse_blend(blend, experts=moe.num_experts)
+    weights = list(moe.source.weights) if blend is None else _blend(blend, moe.num_experts)
     if not weights:
         raise InputError("a merge needs --blend, or a list of experts with their weights")
     if not force and sum(weight != 0 for weight in weights) > 1:
@@ -264,30 +245,16 @@ def _weights(moe: "Moe", blend: str | None, *, force: bool) -> list[float]:
     return weights
 
 
-def parse_blend(text: str, *, experts: int) -> list[float]:
+def _blend(text: str, experts: int) -> list[float]:
     """Read a blend of K experts: numbers, `even`, or `one-hot:k`."""
     if text == "even":
         return [1 / experts] * experts
-    if text.startswith("one-hot:"):
-        chosen = whole_numbers(text.removeprefix("one-hot:"), "--blend one-hot:")
-        if len(chosen) != 1 or not 0 <= chosen[0] < experts:
-            raise InputError(f"one-hot needs one expert, numbered 0..{experts - 1} (got {text!r})")
-        return [float(k == chosen[0]) for k in range(experts)]
     try:
+        if text.startswith("one-hot:"):
+            only = range(experts).index(int(text.removeprefix("one-hot:")))
+            return [float(k == only) for k in range(experts)]
         return [float(word) for word in text.split(",")]
     except ValueError:
-        raise InputError(f"--blend must be numbers like 0.5,0.5, or even, or one-hot:3 (got {text!r})") from None
-
-
-def _report_table(report: "Inspection") -> Table:
-    """Lay out a row a site; a site's name folds where the terminal is narrow, and no figure is cut."""
-    table = Table(caption="means over pairs of experts; units: hidden units of expert 0 beside those of others")
-    table.add_column("site", overflow="fold")
-    for name in ("distance", "cosine", "task\ncosine", "units\nin place", "best\nmatch", "moved"):
-        table.add_column(name, justify="right", no_wrap=True)
-    off = ~np.eye(report.experts, dtype=bool)
-    for site in report.sites:
-        means = [float(values[off].mean()) for values in (site.distance, site.cosine, site.task_cosine)]
-        figures = [f"{value:.3f}" for value in (*means, site.units.in_place, site.units.best)]
-        table.add_row(site.site, *figures, f"{site.units.moved:.0%}")
-    return table
+        raise InputError(
+            f"--blend must be numbers like 0.5,0.5, or even, or one-hot:k with k from 0 to {experts - 1} (got {text!r})"
+        ) from None

@@ -4,13 +4,13 @@ import inspect
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import typer
+from typer import Argument, Option
 
 from tanbr.config import Section
 from tanbr.errors import InputError
@@ -19,27 +19,20 @@ from tanbr.lab.tasks.traffic import KINDS
 COMMON, ADVANCED = "Common", "Advanced"  # panels of a command's help
 Given = dict[str, Any]  # the fields of a section that the user gave on the command line
 
-Checkpoint = Annotated[
-    Path | None, typer.Argument(help="Folder of an MoE checkpoint, or a list of experts. Default: the embedded model.")
-]
+Checkpoint = Annotated[Path | None, Argument(help="Folder of an MoE, or a list of experts. Default: the embedded one.")]
 MergeMethod = Annotated[
-    str | None, typer.Option(help="average, regression, ties:density=0.3, … Default: as the list says, or average.")
+    str | None, Option(help="average, regression, ties:density=0.3, … Default: the list's, or average.")
 ]
-Data = Annotated[
-    Path | None,
-    typer.Option(help="GLUE's folder, 'hub', or your files (CSV, JSONL, Parquet). Default: the generated tasks."),
-]
-Tagged = Annotated[bool, typer.Option("--tagged", help="T5 only: texts name their task, as in the paper.")]
-Device = Annotated[str, typer.Option(help="Torch device that models run on, as cuda or cuda:1.")]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", help="TOML file of settings that differ from the defaults.")
-]
-Slots = Annotated[int, typer.Option(min=1, help="Number of slots.")]
-Requests = Annotated[int, typer.Option(min=1, help="Requests in a slot.")]
-Kind = Annotated[str, typer.Option("--traffic", help=f"How the task mix moves: {', '.join(KINDS)}.")]
-Alpha = Annotated[float, typer.Option(help="How even the mixes are; a small value means one task at a time.")]
-Period = Annotated[int, typer.Option(min=1, help="Slots from one drawn mix to the next.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
+Data = Annotated[Path | None, Option(help="GLUE's folder, 'hub', or files of yours. Default: the generated tasks.")]
+Tagged = Annotated[bool, Option("--tagged", help="T5 only: texts name their task, as in the paper.")]
+Device = Annotated[str, Option(help="Torch device that models run on, as cuda or cuda:1.")]
+ConfigFile = Annotated[Path | None, Option("--config", help="TOML file of settings that differ from the defaults.")]
+Slots = Annotated[int, Option(min=1, help="Number of slots.")]
+Requests = Annotated[int, Option(min=1, help="Requests in a slot.")]
+Kind = Annotated[str, Option("--traffic", help=f"How the task mix moves: {', '.join(KINDS)}.")]
+Alpha = Annotated[float, Option(help="How even the mixes are; a small value means one task at a time.")]
+Period = Annotated[int, Option(min=1, help="Slots from one drawn mix to the next.")]
+Seed = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 
 
 def examples(*lines: str) -> str:
@@ -48,15 +41,14 @@ def examples(*lines: str) -> str:
 
 
 def options_of(
-    section: type[Section], into: str, *fields: str, common: Sequence[str] = (), advanced: Sequence[str] = ()
+    section: type[Section], into: str, fields: str = "", *, common: str = "", advanced: str = ""
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command an option for each field that is named here: its name, type and help are the field's.
+    """Give a command an option for each field that is named here, with the field's name, type and help.
 
-    The command has a parameter `into`, and gets in it what the user gave, by field; the section checks it. `common` and
-    `advanced` fields have panels of their own in the help.
+    Its parameter `into` gets what the user gave, by field. `common` and `advanced` are panels of the help.
     """
     panels = {None: fields, COMMON: common, ADVANCED: advanced}
-    made = [_parameter(section, name, panel) for panel, names in panels.items() for name in names]
+    made = [_parameter(section, name, panel) for panel, names in panels.items() for name in names.split()]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -93,7 +85,7 @@ def _parameter(section: type[Section], name: str, panel: str | None) -> inspect.
     clause = _first_clause(about.description)
     clause = skip + clause[0].lower() + clause[1:] if skip else clause
     said = f"{clause}{words}.{'' if default is None else f' Default: {default}.'}"
-    option = typer.Option(flag, help=said, metavar=meta, rich_help_panel=panel)
+    option = Option(flag, help=said, metavar=meta, rich_help_panel=panel)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )

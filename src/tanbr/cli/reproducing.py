@@ -12,7 +12,6 @@ from tanbr.cli.stopping import keeps
 
 if TYPE_CHECKING:
     from tanbr.lab.jobs import Kept
-    from tanbr.lab.paper.reproduction import Reproduction
 
 app = typer.Typer()
 
@@ -20,7 +19,6 @@ app = typer.Typer()
 @app.command(
     epilog=examples(
         "tanbr reproduce all    # on the embedded models, in minutes",
-        "tanbr reproduce table1 fig6 --out out/two",
         "tanbr reproduce fig4 fig5 --scale small --model out/minilm/model --data glue/",
         "tanbr reproduce all --scale paper --dry-run",
     )
@@ -28,16 +26,10 @@ app = typer.Typer()
 @keeps("what was measured is in {out}/jobs; the same command goes on with the rest")
 def reproduce(
     parts: Annotated[
-        list[str] | None,
-        Argument(help="table1, fig2, fig3, table2, fig4, fig5, fig6, fig7, theorem1, or all.", metavar="PARTS"),
+        list[str] | None, Argument(help="table1, fig2 to fig7, table2, theorem1, or all.", metavar="PARTS")
     ] = None,
-    scale: Annotated[
-        str,
-        Option(help="tiny: embedded models, minutes. small: real models and GLUE, hours. paper: as published."),
-    ] = "tiny",
-    out: Annotated[Path, Option(help="Folder for the report; existing results are not run again.")] = Path(
-        "out/reproduce"
-    ),
+    scale: Annotated[str, Option(help="tiny: minutes. small: real models, hours. paper: as published.")] = "tiny",
+    out: Annotated[Path, Option(help="Folder for the report; results there are kept.")] = Path("out/reproduce"),
     model: Annotated[Path | None, Option(help="Folder of a BERT-MoE. At tiny: the embedded one.")] = None,
     t5: Annotated[Path | None, Option("--t5", help="Folder of a T5-MoE. At tiny: the embedded one.")] = None,
     data: Annotated[Path | None, Option(help="GLUE's folder. At tiny: the generated tasks.")] = None,
@@ -61,9 +53,7 @@ def reproduce(
             [name, str(len(jobs)), f"{took[name]} min" if jobs and name in took else "–"]
             for name, jobs in reproduction.missing(wanted, setup).items()
         ]
-        title = (
-            f"scale {scale}: jobs to run (one that several parts share counts once), and what a part took on one core"
-        )
+        title = f"scale {scale}: jobs to run (shared ones count once), and what a part took on one core"
         console.print(*fitted(title, ["part", "jobs to run", "time"], cells), sep="\n")
         return
     for part in wanted:
@@ -80,11 +70,6 @@ def reproduce(
             bars.console.print(f"{name:32} {kept.seconds:7.1f} s", markup=False)
 
         found = reproduction.reproduce(wanted, setup, moved=moved, finished=finished)
-    _say(found)
-    console.print(f"report: {reproduction.write(found, command=command_line())}")
-
-
-def _say(found: "Reproduction") -> None:
     for part in found.parts:
         console.print(f"[bold]{part.title}[/]")
         for claim in found.findings[part.name].claims:
@@ -93,3 +78,4 @@ def _say(found: "Reproduction") -> None:
     if found.of_others:
         anew = f"delete them in {found.setup.out}/jobs or choose another --out to measure anew"
         console.print(f"note: {found.of_others}; {anew}", markup=False, soft_wrap=True)
+    console.print(f"report: {reproduction.write(found, command=command_line())}")

@@ -32,16 +32,13 @@ LOCAL = "http://127.0.0.1:8000"
 @app.command(
     epilog=examples(
         'tanbr send "the plot is clever"',
-        "tanbr send --json < texts.txt    # one text or pair per line",
+        "tanbr send < texts.txt    # one text or pair per line",
         'tanbr send "the plot is clever" --feedback 1',
     )
 )
 def send(
-    texts: Annotated[
-        list[str] | None, Argument(help="Texts to send; a tab separates the two texts of a pair. Default: stdin.")
-    ] = None,
+    texts: Annotated[list[str] | None, Argument(help="A tab separates the texts of a pair. Default: stdin.")] = None,
     feedback: Annotated[float | None, Option(help="Reward in [0, 1] to give the answers.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print the server's answer as JSON.")] = False,
     server: Server = LOCAL,
 ) -> None:
     """Send texts to a server, and feedback on its answers. The token comes from TANBR_TOKEN."""
@@ -49,17 +46,17 @@ def send(
 
     with Client(server, token=os.environ.get("TANBR_TOKEN")) as client:
         answers = _ask(client, _texts(texts or []))
-        if not as_json:
-            _show(answers)
-        try:
-            if feedback is not None:
-                ids = [item["request_id"] for item in answers.get("outputs", answers.get("choices", []))]
-                answers["feedback"] = client.feedback([{"request_id": one, "reward": feedback} for one in ids])
-        finally:  # the answers are shown even if the feedback was refused
-            if as_json:
-                sys.stdout.write(json.dumps(answers, ensure_ascii=False) + "\n")
-    if "feedback" in answers and not as_json:
-        console.print("feedback: " + ", ".join(f"{count} {what}" for what, count in answers["feedback"].items()))
+        table = Table("answer", "score", "request id", box=None, padding=(0, 2, 0, 0))
+        for output in answers.get("outputs", []):
+            table.add_row(escape(output["label"]), f"{output['score']:.3f}", output["request_id"])
+        for choice in answers.get("choices", []):
+            table.add_row(escape(choice["text"]), "", choice["request_id"])
+        console.print(table)
+        console.print(f"merge version {answers['merge_version']}")
+        if feedback is not None:
+            ids = [item["request_id"] for item in answers.get("outputs", answers.get("choices", []))]
+            counts = client.feedback([{"request_id": one, "reward": feedback} for one in ids])
+            console.print("feedback: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
 
 
 def _texts(given: list[str]) -> list[Text]:
@@ -84,22 +81,10 @@ def _ask(client: "Client", texts: list[Text]) -> dict[str, Any]:
     return dict(client.complete(prompts, model=model["name"]))
 
 
-def _show(answers: dict[str, Any]) -> None:
-    table = Table("answer", "score", "request id", box=None, padding=(0, 2, 0, 0))
-    for output in answers.get("outputs", []):
-        table.add_row(escape(output["label"]), f"{output['score']:.3f}", output["request_id"])
-    for choice in answers.get("choices", []):
-        table.add_row(escape(choice["text"]), "", choice["request_id"])
-    if table.rows:
-        console.print(table)
-        console.print(f"merge version {answers['merge_version']}")
-
-
 @app.command(
     epilog=examples(
         "tanbr traffic",
         "tanbr traffic --traffic switching --slots 200 --out traffic.json",
-        "tanbr traffic --rate 50    # texts per second",
         "tanbr traffic --data glue/ --server http://10.0.0.7:8000",
     )
 )

@@ -5,7 +5,6 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,37 +39,23 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
         "tanbr serve mixtral/ --engine vllm --engine-url http://127.0.0.1:8100",
     )
 )
-@options_of(HttpConfig, "http", common=["rate"])
+@options_of(HttpConfig, "http", common="rate")
 @options_of(
     ServeConfig,
     "serve",
-    common=[
-        "models",
-        "memory",
-        "unmerged",
-        "method",
-        "slot_requests",
-        "slot_seconds",
-        "explore",
-        "backend",
-        "precision",
-        "device",
-    ],
-    advanced=["blend", "hold_back", "low_memory", "engine", "engine_urls"],
+    common="models memory unmerged method slot_requests slot_seconds explore backend precision device",
+    advanced="blend hold_back low_memory engine engine_urls",
 )
 @options_of(
     StartConfig,
     "start",
-    common=["state", "history", "experts", "token_file", "admin_token_file"],
-    advanced=["blend_only", "base", "check", "survey", "warm_start", "adopt", "force"],
+    common="state history experts token_file admin_token_file",
+    advanced="blend_only base check survey warm_start adopt force",
 )
-@options_of(HttpConfig, "listen", common=["host", "port"])
+@options_of(HttpConfig, "listen", common="host port")
 def serve(
     *,
-    checkpoint: Annotated[
-        str | None,
-        Argument(help="Folder, hub id, or list of experts; or the embedded model."),
-    ] = None,
+    checkpoint: Annotated[str | None, Argument(help="Folder, hub id, list of experts, or the embedded model.")] = None,
     config: Annotated[Path | None, Option(help="TOML file of settings.", rich_help_panel=COMMON)] = None,
     ray: Annotated[bool, advanced("--ray", help="Answer by replicas on a Ray cluster.")] = False,
     replicas: Annotated[int | None, advanced(help="With --ray: how many. Default: 2.")] = None,
@@ -111,30 +96,35 @@ def serve(
 def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens") -> bool:
     """Serve until a signal; whether what was learned is saved."""
     with contextlib.ExitStack() as stack:
-        with _here_to_stay():
-            from tanbr.serve import tracing
-            from tanbr.serve.web import logs
-            from tanbr.serve.web.server import Server, address_of, bind
+        # Half a million objects, mostly of libraries, stay: to search them for garbage takes .8 s of a start, and later
+        # each full search would hold up every request for 0.2 s.
+        gc.disable()
+        stack.callback(gc.enable)
+        from tanbr.serve import tracing
+        from tanbr.serve.web import logs
+        from tanbr.serve.web.server import Server, address_of, bind
 
-            tracing.start()
-            socket = stack.enter_context(bind(settings.http))  # one that is taken is found before the model is loaded
-            url, loopback = address_of(socket)
+        tracing.start()
+        socket = stack.enter_context(bind(settings.http))  # one that is taken is found before the model is loaded
+        url, loopback = address_of(socket)
 
-            from tanbr.engines import engine_builder
-            from tanbr.serve.build import build
-            from tanbr.serve.web.metrics import Metrics
+        from tanbr.engines import engine_builder
+        from tanbr.serve.build import build
+        from tanbr.serve.web.metrics import Metrics
 
-            metrics = Metrics()
-            with phases() as report:
-                service = build(
-                    **origin.model_dump(exclude={"token_file", "admin_token_file"}),
-                    config=settings.serve,
-                    router=settings.router,
-                    monitor=settings.monitor,
-                    observer=metrics,
-                    backend=engine_builder(settings.serve),
-                    report=report,
-                )
+        metrics = Metrics()
+        with phases() as report:
+            service = build(
+                **origin.model_dump(exclude={"token_file", "admin_token_file"}),
+                config=settings.serve,
+                router=settings.router,
+                monitor=settings.monitor,
+                observer=metrics,
+                backend=engine_builder(settings.serve),
+                report=report,
+            )
+        gc.freeze()
+        gc.enable()
         if service.check is not None:
             show_check(service.check)
         running = Server(service, config=settings.http, tokens=tokens, metrics=metrics, loopback=loopback)
@@ -142,25 +132,17 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens")
         if not loopback and not tokens.closed:
             text = f"{url} is open to everybody who reaches it: set TANBR_TOKEN"
             logs.say("public", level=logging.WARNING, text=text)
-        running.handle_exit = _announced(running.handle_exit, seconds=settings.http.stop_seconds)  # type: ignore[method-assign, assignment]
+        stop, most = running.handle_exit, settings.http.stop_seconds
+
+        def announced(number: int, frame: Any) -> None:
+            said = f"finishing what was accepted (at most {most:g} s), then saving; again ends at once"
+            console.print(f"stopping: {said}")
+            stop(number, frame)
+
+        running.handle_exit = announced  # type: ignore[method-assign, assignment]
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when all is done
             running.run(sockets=[socket])
         return bool(service.saved)
-
-
-@contextlib.contextmanager
-def _here_to_stay() -> Iterator[None]:
-    """Keep what is made meanwhile out of Python's search for garbage: half a million objects of libraries, mostly.
-
-    Going through them again and again takes .8 s of a start. Later, each full search would hold up every request for
-    0.2 s.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _on_ray(
@@ -173,9 +155,8 @@ def _on_ray(
     with bind(settings.http) as taken:  # a port that is taken is found at once; Ray's proxy binds it again
         http = settings.http.model_copy(update={"port": int(taken.getsockname()[1])})
     sections = {"serve": settings.serve, "router": settings.router, "monitor": settings.monitor, "http": http}
-    config = read(
-        ClusterConfig, origin.model_dump() | {"check": False} | sections | {"replicas": replicas}, source="options"
-    )
+    values = origin.model_dump() | sections | {"check": False, "replicas": replicas}
+    config = read(ClusterConfig, values, source="options")
     stop = threading.Event()
 
     def ready(url: str, info: "ServiceInfo", now: "ServiceState") -> None:
@@ -185,14 +166,6 @@ def _on_ray(
         console.print(table)
 
     return run(config, address=address, stop=stop, ready=ready)
-
-
-def _announced(stop: Callable[[int, Any], None], *, seconds: float) -> Callable[[int, Any], None]:
-    def announced(number: int, frame: Any) -> None:
-        console.print(f"stopping: finishing what was accepted (at most {seconds:g} s), then saving; again ends at once")
-        stop(number, frame)
-
-    return announced
 
 
 def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, tokens: "Tokens") -> Table:

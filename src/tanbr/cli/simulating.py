@@ -7,25 +7,8 @@ import typer
 from rich.table import Table
 from typer import Option
 
+from tanbr.cli import options
 from tanbr.cli.display import RECENT, bar, console, fitted, progress
-from tanbr.cli.options import (
-    Alpha,
-    Checkpoint,
-    ConfigFile,
-    Data,
-    Device,
-    Given,
-    Kind,
-    MergeMethod,
-    Period,
-    Requests,
-    Seed,
-    Slots,
-    command_line,
-    examples,
-    options_of,
-    whole_numbers,
-)  # fmt: skip
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.lab import settings as configuration
@@ -51,18 +34,20 @@ GRAM_ROWS = 64  # per task, as for the figures in docs/merging.md
 Answers = Annotated[AnswersBy, Option(help="A head's best label, plain or weighed by the monitor's posterior.")]
 
 
-@app.command(epilog=examples("tanbr demo", "tanbr demo --traffic switching --slots 400 --seed 3 --out out/switching"))
+@app.command(
+    epilog=options.examples("tanbr demo", "tanbr demo --traffic switching --slots 400 --seed 3 --out out/switching")
+)
 @keeps("a demo keeps nothing until its end; run it again")
 def demo(
     model: Annotated[Literal["bert", "t5"], Option(help="Embedded model: bert classifies, t5 writes.")] = "bert",
     out: Annotated[Path, Option(help="Folder for report.html and demo.json.")] = Path("out/demo"),
     slots: Annotated[int, Option(min=20, help="Number of slots.")] = 300,
     requests: Annotated[int, Option(min=8, help="Requests in a slot.")] = 64,
-    kind: Kind = "dirichlet",
-    alpha: Alpha = 0.1,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    config: ConfigFile = None,
+    kind: options.Kind = "dirichlet",
+    alpha: options.Alpha = 0.1,
+    seed: options.Seed = 0,
+    device: options.Device = "cpu",
+    config: options.ConfigFile = None,
 ) -> None:
     """Watch the whole idea work: untagged, drifting traffic on the embedded model, one merged model and two."""
     traffics.check(kind, slots=slots, alpha=alpha)  # what can be refused at once is, before seconds of imports
@@ -89,7 +74,7 @@ def demo(
 
         done = experiment.run(
             moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
-            watch=watch, command=command_line(),
+            watch=watch, command=options.command_line(),
         )  # fmt: skip
     console.print(*_standings(done.result, tail=min(100, slots)), sep="\n")
     for fact, words in done.facts.items():
@@ -104,60 +89,53 @@ def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
 
 
 @app.command(
-    epilog=examples(
-        "tanbr simulate",
+    epilog=options.examples(
         "tanbr simulate glue-moe/ --data glue/ --methods tanbr,tanbr+survey,average,nucb --seeds 0,1,2",
-        "tanbr simulate experts.toml --data mytasks/ --methods tanbr,average",
         "tanbr simulate --methods mymodule:Router,tanbr,proportional",
     )
 )
 @keeps("runs that had ended are in {out}/runs; the same command goes on with the others")
-@options_of(StartConfig, "over", "experts", "blend_only")
+@options.options_of(StartConfig, "over", "experts blend_only")
 def simulate(
     *,
-    checkpoint: Checkpoint = None,
-    over: Given,
-    data: Data = None,
+    checkpoint: options.Checkpoint = None,
+    over: options.Given,
+    data: options.Data = None,
     methods: Annotated[
         str | None,
         Option(
-            help=f"Separated by commas: {NAMES}; dense:FOLDER; or module:Router, a class of your own with ask and tell "
-            "(this folder is searched, too). Add +probes, +survey or +oracle to one that learns, and +regression, "
-            f"+ties, … to one that blends. Default: {DEFAULT_METHODS}."
+            help=f"Separated by commas: {NAMES}; dense:FOLDER; or module:Router, a class of yours with ask and tell. "
+            "Add +probes, +survey or +oracle to one that learns, and +regression, +ties, … to one that blends. "
+            f"Default: {DEFAULT_METHODS}."
         ),
     ] = None,
-    method: MergeMethod = None,
-    traffic: Kind = "dirichlet",
-    alpha: Alpha = 0.3,
-    period: Period = 40,
-    slots: Slots = 200,
-    requests: Requests = 64,
-    newcomer: Annotated[str | None, Option(help="A task that comes after the first period only, then often.")] = None,
+    method: options.MergeMethod = None,
+    traffic: options.Kind = "dirichlet",
+    alpha: options.Alpha = 0.3,
+    period: options.Period = 40,
+    slots: options.Slots = 200,
+    requests: options.Requests = 64,
+    newcomer: Annotated[str | None, Option(help="Task that comes after the first period only, then often.")] = None,
     pool: Annotated[int, Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
     seeds: Annotated[str, Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
     models: Annotated[str, Option(help="Sizes G of panels to try, separated by commas.")] = "1",
     survey: Annotated[Path | None, Option(exists=True, help="Default: survey.json beside the weights.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
     answers: Answers = "labels",
-    rewards: Annotated[
-        Literal["labels", "rewards"], Option(help="What clients send back: labels, which name tasks, or only a reward.")
-    ] = "labels",
+    rewards: Annotated[Literal["labels", "rewards"], Option(help="What clients return.")] = "labels",
     card: Annotated[
-        Literal["true", "none", "swapped"],
-        Option(help="What routers are told of experts and tasks: the truth, nothing, or two tasks the wrong way."),
+        Literal["true", "none", "swapped"], Option(help="What routers hear of tasks and experts.")
     ] = "true",
     practice: Annotated[int, Option(min=0, help="Logged requests a slot that blends are tried on; 0 for none.")] = 320,
-    disjoint: Annotated[
-        bool, Option("--disjoint", help="Rewards for half of the rows; figures of the other half, which never teaches.")
-    ] = False,
+    disjoint: Annotated[bool, Option("--disjoint", help="Half of the rows teach, the others are measured.")] = False,
     precision: Annotated[Literal["fp32", "bf16"], Option(help="Of all models' arithmetic.")] = "fp32",
-    device: Device = "cpu",
-    config: ConfigFile = None,
+    device: options.Device = "cpu",
+    config: options.ConfigFile = None,
     out: Annotated[Path, Option(help="Folder for results; existing results are not run again.")] = Path("out/simulate"),
 ) -> None:
     """Compare methods on one stream of untagged requests. Resumes where it stopped."""
-    counts = whole_numbers(models, "--models", least=1)
-    numbers = whole_numbers(seeds, "--seeds")
+    counts = options.whole_numbers(models, "--models", least=1)
+    numbers = options.whole_numbers(seeds, "--seeds")
     traffics.check(traffic, slots=slots, alpha=alpha, period=period)
     configuration.load(config)  # what can be refused at once is, before seconds of imports
 
@@ -185,8 +163,7 @@ def simulate(
         line = shown.add_task("simulating", total=len(names) * len(numbers), note="")
 
         def watch(seed: int, name: str, done: int, reward: float) -> None:
-            said = f"{name}, seed {seed}: slot {done} of {len(streams[seed])}, reward {reward:.3f}"
-            shown.update(line, note=said)
+            shown.update(line, note=f"{name}, seed {seed}: slot {done} of {len(streams[seed])}, reward {reward:.3f}")
 
         def finished(outcome: "Outcome", was_there: bool) -> None:
             shown.advance(line)
@@ -201,37 +178,38 @@ def simulate(
         console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
     moe = open_moe(folder, **over, method=registry.AVERAGE)
     written = write(
-        out, standings, command=command_line(), facts=outcomes[0].facts, memory=lambda count: bytes_of(moe, count) / 1e6
+        out,
+        standings,
+        command=options.command_line(),
+        facts=outcomes[0].facts,
+        memory=lambda count: bytes_of(moe, count) / 1e6,
     )
     console.print(f"figures: {written}")
 
 
 @app.command(
-    epilog=examples(
-        "tanbr survey",
+    epilog=options.examples(
         "tanbr survey glue-moe/ --data glue/ --blends 120 --rows 60 --out survey.json",
-        "tanbr survey bert/ --expert sst2/ --expert mnli/ --data mytasks/",
         "tanbr survey glue-moe/ --data glue/ --grams regression && tanbr serve glue-moe/ --method regression",
     )
 )
 @keeps("what was measured is in {out}.partial; the same command goes on")
-@options_of(StartConfig, "over", "experts", "blend_only")
+@options.options_of(StartConfig, "over", "experts blend_only")
 def survey(
     *,
-    checkpoint: Checkpoint = None,
-    over: Given,
-    data: Data = None,
+    checkpoint: options.Checkpoint = None,
+    over: options.Given,
+    data: options.Data = None,
     blends: Annotated[int, Option(min=1, help="Blends to try: of 8 experts at most 180, or 255 with --groups.")] = 120,
     rows: Annotated[int | None, Option(min=2, help="Held-back rows per task. Default: 60, grams 64.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Leave out the rows of `simulate --rehearse`.")] = False,
-    method: MergeMethod = None,
+    method: options.MergeMethod = None,
     groups: Annotated[bool, Option("--groups", help="Try even blends of subsets, for fixed panels.")] = False,
     answers: Answers = "labels",
     grams: Annotated[
-        Literal["regression", "regmeanpp"] | None,
-        Option(help="Instead: measure the experts' inputs for this merge method; written beside the experts."),
+        Literal["regression", "regmeanpp"] | None, Option(help="Only measure what this method needs.")
     ] = None,
-    device: Device = "cpu",
+    device: options.Device = "cpu",
     out: Annotated[Path, Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
     """Measure what a checkpoint's blends earn on held-out rows. Resumes where it stopped."""
@@ -253,12 +231,11 @@ def survey(
     least = bench.moe.num_experts + 1
     if blends < least:
         raise ConfigError(
-            f"a survey holds each of the {least - 1} experts alone and all of them alike (got {blends} blends); "
-            f"give --blends {least} or more"
+            f"a survey holds each of the {least - 1} experts alone and all alike (got {blends}); give {least} or more"
         )
     with bar("surveying", unit="blends") as show:
         found = survey_to(
-            out, bench.moe, bench.corpus, blends=blends, rows=rows or 60, command=command_line(),
+            out, bench.moe, bench.corpus, blends=blends, rows=rows or 60, command=options.command_line(),
             groups=groups, answers_by=answers, report=show,
         )  # fmt: skip
     say_survey(found)
@@ -267,8 +244,7 @@ def survey(
 
 def say_survey(found: "Survey") -> None:
     """Print what the blends are worth: to each task, and to mixes of them."""
-    K = found.blends.shape[1]
-    best = found.rewards.mean(axis=1).argmax()
+    K, best = found.blends.shape[1], found.rewards.mean(axis=1).argmax()
     columns = [found.figures[:K].max(axis=0), found.figures[K], found.figures[best]]  # (V,)
     cells = [[task, *(f"{of[v]:.3f}" for of in columns)] for v, task in enumerate(found.tasks)]
     header = ["task", "best expert alone", "even blend", "best fixed blend"]

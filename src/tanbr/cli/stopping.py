@@ -3,15 +3,14 @@
 import signal
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 STOPPED = 130  # 128 and the number of SIGINT, as shells count
 
@@ -22,23 +21,18 @@ def on_signals(act: Callable[[int, Any], Any] = signal.default_int_handler) -> N
         signal.signal(number, act)
 
 
-def _stop(kept: str) -> typer.Exit:
-    Console(stderr=True, highlight=False).print(f"[bold]stopped[/]{escape(kept)}", soft_wrap=True)
-    return typer.Exit(STOPPED)
-
-
-def keeps(sentence: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def keeps(sentence: str) -> Callable[[Command], Command]:
     """Say of a command what a stop leaves; {names} in the sentence are the command's own options."""
 
-    def stoppable(command: Callable[P, R]) -> Callable[P, R]:
+    def stoppable(command: Command) -> Command:
         @wraps(command)
-        def run(*args: P.args, **options: P.kwargs) -> R:
+        def run(**options: Any) -> Any:
             try:
-                return command(*args, **options)
+                return command(**options)
             except KeyboardInterrupt:
-                raise _stop(f": {sentence.format(**options)}") from None
+                raise KeyboardInterrupt(f": {sentence.format(**options)}") from None
 
-        return run
+        return run  # type: ignore[return-value]
 
     return stoppable
 
@@ -50,5 +44,6 @@ class Commands(TyperGroup):
         """Run a command."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise _stop("") from None
+        except KeyboardInterrupt as stop:
+            Console(stderr=True, highlight=False).print(f"[bold]stopped[/]{escape(str(stop))}", soft_wrap=True)
+            raise typer.Exit(STOPPED) from None

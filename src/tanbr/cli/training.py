@@ -17,7 +17,7 @@ from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
 from tanbr.lab import rivals
 from tanbr.lab import settings as configuration
-from tanbr.lab.train.config import PRESETS, FinetuneConfig, Preset, PretrainConfig, Tuning
+from tanbr.lab.train.config import PRESETS, FinetuneConfig, PretrainConfig, Tuning
 
 app = typer.Typer()
 
@@ -35,7 +35,7 @@ _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longe
     )
 )
 @keeps("the newest states are in {out}; the same command goes on from them")
-@options_of(PretrainConfig, "given", "mergeable", "adapters", "precision", "device")
+@options_of(PretrainConfig, "given", "mergeable adapters precision device")
 def pretrain(
     *,
     preset: Annotated[str, Option(help=f"What to train: {', '.join(PRESETS)}.")] = "tiny",
@@ -43,8 +43,7 @@ def pretrain(
     data: Data = None,
     out: Annotated[Path, Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
     routing: Annotated[
-        Literal["task", "token", "none"],
-        Option(help="An expert per task, or gates that choose two for every token, or one dense model for all tasks."),
+        Literal["task", "token", "none"], Option(help="An expert per task, gates for every token, or one dense model.")
     ] = "task",
     tagged: Tagged = False,
     workers: Annotated[int, Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
@@ -67,8 +66,7 @@ def pretrain(
     settings = start.model_copy(update=configuration.with_options(loaded, pretrain=given).pretrain.model_dump())
     if (dense is None) != (source is None) or (dense is None and not preset.startswith("tiny")):
         raise ConfigError(
-            f"preset {preset} needs a dense checkpoint (--from) together with labelled rows (--data); only tiny models "
-            "learn the generated tasks, with neither"
+            f"preset {preset} needs a dense checkpoint (--from) together with labelled rows (--data); tiny needs none"
         )
     asked = {"--tagged": tagged, "--adapters": settings.adapters > 0, f"--routing {routing}": routing != "task"}
     for option, wanted in asked.items():
@@ -79,7 +77,16 @@ def pretrain(
 
     torch.set_num_threads(1)  # a worker has one core; and sums are the same on every machine
     if dense is None or source is None:
-        _pretrain_tiny(settings, out, writes=preset == "tiny-t5")
+        from tanbr.lab.train import embedded as tiny
+
+        with phases() as report:
+            writes = preset == "tiny-t5"
+            survey = _WRITER_SURVEY if writes else {}
+            model, worth = tiny.train_embedded(
+                settings, out=out, report=report, command=command_line(), writes=writes, **survey
+            )
+        say_survey(worth)
+        console.print(f"model: {model}")
         return
 
     from tanbr.lab.pictures import draw_losses
@@ -112,7 +119,7 @@ def pretrain(
     )
 )
 @keeps("the newest states are in {out}; the same command goes on from them")
-@options_of(FinetuneConfig, "given", "steps", "seed", "device")
+@options_of(FinetuneConfig, "given", "steps seed device")
 def finetune(
     *,
     checkpoint: Checkpoint = None,
@@ -170,15 +177,3 @@ def _tables(columns: dict[str, dict[str, float]], title: str = "the tasks' metri
     rows = [[task, *(f"{100 * of[task]:.1f}" for of in columns.values())] for task in next(iter(columns.values()))]
     rows.append(["mean", *(f"{100 * sum(of.values()) / len(of):.1f}" for of in columns.values())])
     return fitted(title, ["task", *columns], rows)
-
-
-def _pretrain_tiny(settings: Preset, out: Path, *, writes: bool) -> None:
-    from tanbr.lab.train import embedded as experiment
-
-    with phases() as report:
-        survey = _WRITER_SURVEY if writes else {}
-        model, worth = experiment.train_embedded(
-            settings, out=out, report=report, command=command_line(), writes=writes, **survey
-        )
-    say_survey(worth)
-    console.print(f"model: {model}")

@@ -6,6 +6,7 @@ nothing. Units are matched by the Hungarian method on their weights.
 
 import math
 from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -35,18 +36,12 @@ def expert_tensor(moe: Moe, part: Part, expert: int) -> Tensor:
     return moe.checkpoint.blocks([part.blocks[expert]], math.prod(part.shape))[0].view(part.shape)
 
 
-def by_unit(tensor: Tensor, axis: int, units: int) -> Tensor:
-    """Bring a tensor into (units, …): all that belongs to a hidden unit in one row (gate and up may be interleaved)."""
-    return tensor.movedim(axis, 0).reshape(units, -1)
-
-
 def unit_weights(moe: Moe, site: Site, expert: int) -> Tensor:
     """Collect the weights of every hidden unit, (units, features); each part counts alike."""
-    units = unit_count(site)
     rows = []
     for part in site.parts:
-        if part.unit_axis is not None:
-            features = by_unit(expert_tensor(moe, part, expert).float(), part.unit_axis, units)
+        if part.unit_axis is not None:  # gate and up may be interleaved
+            features = expert_tensor(moe, part, expert).float().movedim(part.unit_axis, 0).reshape(unit_count(site), -1)
             rows.append(features / features.norm().clamp_min(1e-12))
     return torch.cat(rows, dim=1)
 
@@ -73,10 +68,10 @@ def align(moe: Moe, out: str | Path, *, progress: Progress = silent) -> Path:
     specs = list(moe.checkpoint.specs.values())
     owners: dict[str, list[tuple[Site, Part]]] = {}  # tensor → what has hidden units in it
     for site in moe.sites:
-        for part in (part for part in site.parts if part.unit_axis is not None):
-            for name in {name for name, _ in part.blocks}:
+        for part in site.parts:
+            for name in {name for name, _ in part.blocks} if part.unit_axis is not None else ():
                 owners.setdefault(name, []).append((site, part))
-    found: dict[str, Orders] = {}
+    orders_at = cache(partial(orders, moe))
 
     def chunks() -> Iterator[Tensor]:
         for done, spec in enumerate(specs):
@@ -85,9 +80,7 @@ def align(moe: Moe, out: str | Path, *, progress: Progress = silent) -> Path:
             if spec.name in owners:
                 values = values.clone()
             for site, part in owners.get(spec.name, ()):
-                if site.name not in found:
-                    found[site.name] = orders(moe, site)
-                _reorder(values, spec.name, part, found[site.name])
+                _reorder(values, spec.name, part, orders_at(site))
             yield values
 
     with new_folder(out) as folder:

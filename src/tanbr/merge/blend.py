@@ -1,9 +1,8 @@
 """Streaming weighted sums: blocks of a mapped checkpoint into tensors that exist already.
 
-Only blocks of non-zero weight are read, each once, and nothing but a small scratch is allocated. Experts that lie at
-equal distances in their file (every layout in use does that) are one strided matrix, so that the sum over experts is a
-batch of small matrix products, which runs at the speed of memory. Half types are widened chunk by chunk and summed in
-float32.
+Only blocks of non-zero weight are read, each once, and nothing but a small scratch is allocated. Experts at equal
+distances in their file (every layout in use) are one strided matrix, and their sum a batch of small matrix products,
+which runs at the speed of memory. Half types are widened chunk by chunk and summed in float32.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,9 @@
-"""Export: a stock dense checkpoint that plain transformers loads, and a certificate of what was done.
+"""Export: a stock dense checkpoint that plain transformers loads, a certificate of what was done, and a model card.
 
 The certificate says where the checkpoint came from, what was folded, and how the identical-experts test ended: a tiny
 twin of the model (same family, same flags, random weights) whose experts are all the same must give the same logits
-before and after it goes through the very code that wrote the export. It shows that the dense class can hold the merge
-and that every factor was carried over; it says nothing about the quality of a merge. Experts over a base are dense
-already: their class does not change, and there is no such test. README.md says the same to readers, as a model card.
+before and after its export. It shows that the dense class can hold the merge and that every factor was carried over; it
+says nothing about the quality of a merge. Experts over a base are dense already, and need no such test.
 """
 
 import importlib.metadata
@@ -25,6 +24,7 @@ from transformers.utils import logging
 
 from tanbr.errors import CheckpointError
 from tanbr.merge.skeleton import skeleton
+from tanbr.merge.sources import MoeCheckpoint
 from tanbr.moe.checkpoint import Checkpoint, understood
 from tanbr.moe.families import model_class
 from tanbr.moe.layer import MoeSite, TaskRouting, route
@@ -80,7 +80,21 @@ def certify_to(
     folder: Path, moe: "Moe", blend: list[float], *, dense: str | None, title: str, about: About | None
 ) -> None:
     """Write certificate and model card of a dense model, or of an adapter if its class is None."""
-    about, certificate = about or About(), _certificate(moe, blend, dense=dense)
+    about, source = about or About(), moe.source
+    certificate = {
+        "method": str(moe.method),
+        "blend": blend,
+        "dense": dense,
+        "source": {
+            "family": moe.family.model_type,
+            "class": moe.config["architectures"][0],
+            "experts": moe.num_experts,
+            "sha256": source.checkpoint.digests(),
+        },
+        "folds": [{"site": site.name, "scale": site.fold.scale, "reason": site.fold.reason} for site in moe.sites],
+        "identical_experts": _identical_experts(moe) if moe.family.experts else None,  # a dense class stays as it is
+        "versions": {name: importlib.metadata.version(name) for name in ("tanbr", "torch", "transformers")},
+    }
     write_json(folder / "certificate.json", certificate)
     for name, text in {"README.md": _model_card(moe, certificate, title, about), **about.files}.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -130,32 +144,14 @@ def public_name(path: Path) -> str:
     return f"{fetched[1]}/{fetched[2]}" if fetched else place.name
 
 
-def _certificate(moe: "Moe", blend: list[float], *, dense: str | None) -> dict[str, Any]:
-    """State the inputs, the folds and the result of the identical-experts test; an adapter has no class."""
-    return {
-        "method": str(moe.method),
-        "blend": blend,
-        "dense": dense,
-        "source": {
-            "family": moe.family.model_type,
-            "class": moe.config["architectures"][0],
-            "experts": moe.num_experts,
-            "sha256": moe.checkpoint.digests(),
-        },
-        "folds": [{"site": site.name, "scale": site.fold.scale, "reason": site.fold.reason} for site in moe.sites],
-        "identical_experts": _identical_experts(moe) if moe.family.experts else None,  # a dense class stays as it is
-        "versions": {name: importlib.metadata.version(name) for name in ("tanbr", "torch", "transformers")},
-    }
-
-
 def _identical_experts(moe: "Moe") -> dict[str, Any]:
     """Compare the logits of the twin with those of its export, both loaded by transformers."""
     with tempfile.TemporaryDirectory() as scratch, _quiet(), understood(moe.checkpoint):
         source, equal, dense = (Path(scratch) / name for name in ("source", "equal", "dense"))
         name = moe.config["architectures"][0]
         model_class(name)(_twin_config(moe)).save_pretrained(source)
-        _write_equal(type(moe)(Checkpoint(source)), equal)
-        twin = type(moe)(Checkpoint(equal))
+        _write_equal(type(moe)(MoeCheckpoint(Checkpoint(source))), equal)
+        twin = type(moe)(MoeCheckpoint(Checkpoint(equal)))
         export(twin, [1 / twin.num_experts] * twin.num_experts, dense, certify=False)
         before = _logits(model_class(name).from_pretrained(equal))
         after = _logits(model_class(twin.plan.config().architectures[0]).from_pretrained(dense))
@@ -211,14 +207,11 @@ def _logits(model: Any) -> Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and warnings about a tiny random model to itself, and the random state whole."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    """Keep transformers' warnings about a tiny random model to itself, and the random state whole."""
+    level = logging.get_verbosity()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
         logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

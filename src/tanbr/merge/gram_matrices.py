@@ -5,9 +5,9 @@ with whole matrices takes seconds, so what is kept lies in a basis E (in, r) of 
 
     G_k E (in, r)        Eᵀ(G_k + ρ_k I)E (r, r)        Eᵀ G_k W_kᵀ (r, out)
 
-A merge by regression streams their weighted sums as it streams experts. What it adds to the average weight is the best
-change within the basis (Galerkin's method). E are the directions, orthonormal under the mean of the G_k, in which the
-experts' equations G_k (W_k − W̄)ᵀ at the even average W̄ are largest; with r = in the solution is exact.
+A merge by regression adds to the average weight the best change within the basis (Galerkin's method). E are the
+directions, orthonormal under the mean of the G_k, in which the experts' equations G_k (W_k − W̄)ᵀ at the even average W̄
+are largest; with r = in the solution is exact.
 """
 
 import tempfile
@@ -87,14 +87,9 @@ class GramMatrices:
         self._layers = {layer: shape for layer, shape in named.items() if f"{layer}.basis" in self.checkpoint.specs}
         self._experts = experts
         wanted = {new.name: new.shape for new in _tensors(self._layers, experts)}
-        if (
-            self.checkpoint.config.get("model_sha256") != fingerprint
-            or not wanted
-            or wanted != {name: spec.shape for name, spec in self.checkpoint.specs.items()}
-        ):
-            raise CheckpointError(
-                f"{folder} was measured with another model or another tanbr; delete it and measure anew"
-            )
+        there = {name: spec.shape for name, spec in self.checkpoint.specs.items()}
+        if self.checkpoint.config.get("model_sha256") != fingerprint or not wanted or wanted != there:
+            raise CheckpointError(f"{folder} was measured with another model or tanbr; delete it and measure anew")
 
     def add_change(self, out: Tensor, piece: Piece, weights: Sequence[float]) -> None:
         """Add to a layer's average weight `out` (out, in) what regression changes; nothing if it is no linear layer."""
@@ -124,8 +119,8 @@ def write_gram_matrices(
 ) -> Path:
     """Write the folder `out` from pairs (G, G Wᵀ), one in memory at a time; meanwhile they take disk, whole.
 
-    They come expert after expert, each layer by layer, or with `by_layer` the other way round. `layers` maps names to
-    the experts' average weights (out, in); `rows` is how many texts of its own task an expert was shown.
+    They come expert after expert, each layer by layer, or with `by_layer` the other way round. `layers` holds average
+    weights (out, in); `rows` is how many texts an expert was shown.
     """
     shapes = {name: (weight.shape[0], weight.shape[1]) for name, weight in layers.items()}
     facts = {"model_type": "tanbr_grams", "model_sha256": fingerprint, "rows": rows}

@@ -92,10 +92,7 @@ def _site_kinship(moe: Moe, site: Site) -> SiteKinship:
 
 
 def expert_gram(moe: Moe, site: Site) -> FloatArray:
-    """Inner products (K, K) of the experts' weights at a site.
-
-    Experts are read block by block, the same block of all experts at a time, so that they are never all in memory.
-    """
+    """Inner products (K, K) of the experts' weights at a site, of which one block of each is in memory at a time."""
     total = torch.zeros(site.experts, site.experts, dtype=torch.float64)
     step = max(1, BLOCK // site.experts)
     for part in (part for part in site.parts if part.role not in ("router", "router_bias")):
@@ -103,8 +100,7 @@ def expert_gram(moe: Moe, site: Site) -> FloatArray:
         for start in range(0, size, step):
             rows = moe.source.rows(piece, range(site.experts), slice(start, min(start + step, size)))
             total += (rows @ rows.T).double()
-    gram: FloatArray = total.numpy()
-    return gram
+    return np.asarray(total.numpy())
 
 
 def _unit_match(moe: Moe, site: Site) -> UnitMatch:

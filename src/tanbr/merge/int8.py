@@ -1,9 +1,8 @@
 """A dense model in int8: weights per output channel, activations per token.
 
 Activations have 8 bits. Weights have 8 where the CPU's kernels add products up in 32 bits (VNNI, AMX), and 7 elsewhere:
-there two products are added in 16, which 8 bits of both overflow, silently, and 255 · 63 · 2 does not. Which it is, is
-found out by adding up. Weights miss the bit less: activations are more often far below the largest of their token.
-Experts of an un-merged model can be put in int8 too, so that the two are compared like with like.
+there two products are added in 16, which 8 bits of both overflow, silently, and 255 · 63 · 2 does not. Experts of an
+un-merged model can be put in int8 too, so that the two are compared like with like.
 """
 
 import copy

@@ -1,7 +1,6 @@
 """What each expert sees when it runs alone on texts of its own task: the Gram matrices that regression merges by.
 
-An expert alone is the dense model of its one-hot blend, so one dense model collects the statistics, expert after
-expert, and no un-merged model is ever in memory.
+An expert alone is the dense model of its one-hot blend, so no un-merged model is ever in memory.
 """
 
 import re
@@ -56,10 +55,8 @@ def written(moe: Moe, encode: TextEncoder, inputs: Inputs, answers: Sequence[str
 def experts_alone(moe: Moe, inputs: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, Sequence[Any]]]:
     """Go through the experts: the dense model (one and the same) that holds expert k alone, and its own inputs."""
     if len(inputs) != moe.num_experts or not all(inputs):
-        raise DataError(
-            f"each of the {moe.num_experts} experts needs rows of its own task (got {[len(own) for own in inputs]} "
-            "batches); give one list of them per expert"
-        )
+        counts = [len(own) for own in inputs]
+        raise DataError(f"each of the {moe.num_experts} experts needs rows of its own task (got batches: {counts})")
     one_hot = np.eye(moe.num_experts)
     model = moe.dense(one_hot[0])
     for blend, own in zip(one_hot, inputs, strict=True):
@@ -79,10 +76,7 @@ def linears(moe: Moe, model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def learned(moe: Moe, model: Any, inputs: Inputs) -> dict[str, nn.Linear]:
-    """Find the linear layers to measure, in the order in which they run.
-
-    Layers whose experts are all equal have nothing to solve; all stay if all are.
-    """
+    """Find the linear layers to measure, in the order in which they run: those, if any, whose experts differ."""
     layers = linears(moe, model)
     differ = {piece.target.removesuffix(".weight") for piece in moe.plan.blended if moe.source.differ(piece)}
     layers = {name: layer for name, layer in layers.items() if name in differ} or layers
@@ -144,10 +138,7 @@ def measure(
     rows: int,
     report: Callable[[int], None] = lambda _: None,
 ) -> Path:
-    """Write each expert's Gram matrices, on its own inputs (K,), into the new `folder`; `report` counts experts.
-
-    `rows` is how many texts an expert was shown.
-    """
+    """Write each expert's Gram matrices, on its own inputs (K,) of `rows` texts, into the new `folder`."""
     layers = learned(moe, moe.dense(), inputs[0][0])
     averages = {name: layer.weight.detach() for name, layer in layers.items()}
 

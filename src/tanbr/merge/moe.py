@@ -18,7 +18,7 @@ from tanbr.merge.export import export
 from tanbr.merge.methods import choose
 from tanbr.merge.skeleton import DensePlan, locate, skeleton
 from tanbr.merge.sources import BlendOnly, ExpertSource, MoeCheckpoint, MoeOverAncestor, OverBase
-from tanbr.merge.sources.expert_list import is_list, read_list
+from tanbr.merge.sources.expert_list import ExpertList, is_list, read_list
 from tanbr.merge.sources.peft_folder import is_adapter, read_adapter
 from tanbr.moe.checkpoint import Checkpoint, TensorFile
 from tanbr.moe.device import device_of
@@ -31,17 +31,17 @@ FETCHED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "LICENSE*"]
 class Moe:
     """Experts of a source (an MoE checkpoint is one) that a method of `merge/methods` merges; none is in memory."""
 
-    def __init__(self, source: Checkpoint | ExpertSource, *, method: str = "average", device: str = "cpu") -> None:
+    def __init__(self, source: ExpertSource, *, method: str = "average", device: str = "cpu") -> None:
         self.device = device_of(device)  # where dense models are built
-        self.source = MoeCheckpoint(source) if isinstance(source, Checkpoint) else source
-        self.checkpoint = self.source.checkpoint
-        self.path = self.checkpoint.path  # the base's folder where experts are checkpoints of their own
-        self.family = self.source.family
-        self.config = self.source.config
-        self.sites = self.source.sites
-        self.num_experts = self.source.count  # K
-        self.plan = DensePlan(self.source)
-        self.method = choose(method, self.source)
+        self.source = source
+        self.checkpoint = source.checkpoint
+        self.path = source.checkpoint.path  # the base's folder where experts are checkpoints of their own
+        self.family = source.family
+        self.config = source.config
+        self.sites = source.sites
+        self.num_experts = source.count  # K
+        self.plan = DensePlan(source)
+        self.method = choose(method, source)
         self._trusted: set[int] = set()
 
     @property
@@ -73,18 +73,10 @@ class Moe:
         """Merge a blend (K,), tensor by tensor: each dense tensor's name and the tensor, when it is written.
 
         `into` says where a tensor of a name is to be written (a new one each if None); with `changing`, only what
-        depends on the blend is merged (of an MoE, the FFNs).
+        depends on the blend is merged (of an MoE, the FFNs). All places are asked for before anything is written, so
+        that a model that lacks one stays as it was.
         """
-        return self._filled(self.check(blend).tolist(), into, changing)
-
-    def _filled(
-        self, blend: list[float], into: Callable[[str], Tensor] | None, changing: bool
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Fill the tensors one after the other: the one merge loop.
-
-        All places are asked for before anything is written, so that a model that lacks one stays as it was.
-        """
-        plan = self.plan
+        weights, plan = self.check(blend).tolist(), self.plan
         targets = plan.targets(changing=changing)
         places = None if into is None else {target: into(target) for target in targets}
         if places is None:  # a new tensor is filled whole, also where no blend changes it
@@ -98,10 +90,10 @@ class Moe:
                 for piece in pieces:
                     region = out[piece.region]
                     if piece.weights is None:
-                        self.method.fill(region, piece, blend)
+                        self.method.fill(region, piece, weights)
                     else:
-                        weights = [weight * piece.scale for weight in piece.weights]
-                        weighted_sum(region, self.checkpoint, piece.blocks, weights)
+                        fixed = [weight * piece.scale for weight in piece.weights]
+                        weighted_sum(region, self.checkpoint, piece.blocks, fixed)
             yield target, out
 
     def release(self) -> None:
@@ -141,39 +133,38 @@ def open(  # noqa: A001
     `method` says how blends are merged: a name of `tanbr.merge.methods`, with settings as `ties:density=0.3`; `device`
     where its dense models are built, as cuda.
     """
-    moe = _opened(path, experts, blend_only, base, method, device)
+    source = _source(path, experts, blend_only, base)
     path, *experts = (str(Path(one).absolute()) if Path(one).exists() else str(one) for one in (path, *experts))
-    base = str(Path(base).absolute()) if isinstance(base, str | Path) else moe.source.with_base
-    moe.source.origin = {"path": path, "experts": experts, "blend_only": blend_only, "base": base}
-    return moe
+    base = str(Path(base).absolute()) if isinstance(base, str | Path) else source.with_base
+    source.origin = {"path": path, "experts": experts, "blend_only": blend_only, "base": base}
+    return Moe(source, method=source.method or "average" if method is None else method, device=device)
 
 
-def _opened(
+def _source(
     path: str | Path,
     experts: Sequence[str | Path],
     blend_only: BlendOnly | None,
     base: bool | str | Path | None,
-    method: str | None,
-    device: str,
-) -> Moe:
+) -> ExpertSource:
     if is_list(path):
         if experts:
             raise InputError(f"{path} lists its experts; add {experts[0]} to it instead of naming it beside")
-        listed = read_list(path)
-        folders, labels = [one.path for one in listed.trained], [one.labels for one in listed.trained]
-        with_base = listed.with_base if base is None else bool(base)
-        source = _over_base(listed.base, folders, blend_only or listed.blend_only, labels=labels, with_base=with_base)
-        source.expert_tasks, source.method = listed.tasks, listed.method
-        source.weights = listed.weights(with_base=with_base)
-        return Moe(source, method=listed.method or "average" if method is None else method, device=device)
-    method = "average" if method is None else method
+        return _listed(read_list(path), blend_only, base)
     if experts:
-        return Moe(_over_base(path, experts, blend_only or "all", with_base=bool(base)), method=method, device=device)
+        return _over_base(path, experts, blend_only or "all", with_base=bool(base))
     checkpoint = Checkpoint(_local(path))
-    if isinstance(base, bool) and base:
+    if base is True:
         raise InputError(f"{path} is an MoE checkpoint: name the folder of the dense model that it was made from")
-    moe = MoeOverAncestor(checkpoint, Checkpoint(base)) if base else checkpoint
-    return Moe(moe, method=method, device=device)
+    return MoeOverAncestor(checkpoint, Checkpoint(base)) if base else MoeCheckpoint(checkpoint)
+
+
+def _listed(listed: ExpertList, blend_only: BlendOnly | None, base: bool | str | Path | None) -> ExpertSource:
+    with_base = listed.with_base if base is None else bool(base)
+    folders, labels = [one.path for one in listed.trained], [one.labels for one in listed.trained]
+    source = _over_base(listed.base, folders, blend_only or listed.blend_only, labels=labels, with_base=with_base)
+    source.expert_tasks, source.method = listed.tasks, listed.method
+    source.weights = listed.weights(with_base=with_base)
+    return source
 
 
 def _over_base(
@@ -184,8 +175,7 @@ def _over_base(
     labels: Sequence[Sequence[str]] = (),
     with_base: bool,
 ) -> OverBase:
-    folders = [_local(one) for one in experts]
-    read = [read_adapter(one) if is_adapter(one) else Checkpoint(one) for one in folders]
+    read = [read_adapter(one) if is_adapter(one) else Checkpoint(one) for one in map(_local, experts)]
     return OverBase(Checkpoint(_local(base)), read, blend_only=blend_only, labels=labels, with_base=with_base)
 
 

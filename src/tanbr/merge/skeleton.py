@@ -3,7 +3,9 @@
 import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -28,8 +30,7 @@ class DensePlan:
 
     def __init__(self, source: ExpertSource) -> None:
         self.source = source
-        self.pieces = source.pieces
-        self.blended = source.blended  # what changes with the blend
+        self.pieces, self.blended = source.pieces, source.blended  # all, and what changes with the blend
         with understood(source.checkpoint):
             self.shapes, self._width = source.family.shapes(self.pieces)
 
@@ -71,10 +72,7 @@ class DensePlan:
 
 
 def skeleton(plan: DensePlan, *, device: str = "cpu") -> Any:
-    """Build the dense transformers model with no values in it; a tensor too few, too many or misshapen is refused.
-
-    It is first built without memory, and only what the checkpoint's own tensors fill is given any.
-    """
+    """Build the dense model with no values in it, first without memory; what the tensors do not fit is refused."""
     with understood(plan.source.checkpoint):
         config = plan.config()
         model = _built(config, "meta")
@@ -139,15 +137,10 @@ def untie(model: Any, targets: Iterable[str]) -> None:
 def _holder(model: nn.Module, target: str) -> Tensor:
     found = _fused(target)
     names = [target, f"{found[1]}.{FUSED[found[2]]}"] if found else [target]
-    for get in (model.get_parameter, model.get_buffer):
-        for name in names:
-            try:
-                return get(name)
-            except AttributeError:
-                continue
-    raise InputError(
-        f"{type(model).__name__} has no {target}; merge into the model that dense() gives, or one of its class"
-    )
+    for get, name in product((model.get_parameter, model.get_buffer), names):
+        with suppress(AttributeError):
+            return get(name)
+    raise InputError(f"{type(model).__name__} has no {target}; merge into a model that dense() gives")
 
 
 def _fused(target: str) -> re.Match[str] | None:

@@ -1,8 +1,7 @@
 """A checkpoint on disk, opened lazily: its configuration, and its tensors as views of the mapped safetensors files.
 
-Nothing is read but the headers until a view is used, and what is read stays in the page cache: the process itself
-never holds a copy. Pickle files are never opened. A checkpoint may come from anywhere: nothing in it is believed before
-it is checked, and what asks for more than its files hold is refused.
+Only headers are read until a view is used, and what is read stays in the page cache. Pickle files are never opened. A
+checkpoint may come from anywhere: nothing in it is believed before it is checked.
 """
 
 import hashlib
@@ -137,10 +136,7 @@ class Checkpoint:
         return self.blocks([(name, 0)], spec.numel)[0].view(spec.shape)
 
     def blocks(self, starts: Sequence[tuple[str, int]], count: int) -> Tensor:
-        """View `count` elements from each (tensor, first element) as the rows of one tensor (rows, count).
-
-        The starts must lie in one file at equal distances; `progressions` cuts a list of them so that they do.
-        """
+        """View `count` elements from each (tensor, first element), at equal distances in one file: (rows, count)."""
         addresses = [self.address(*start) for start in starts]
         spec = self.specs[starts[0][0]]
         flat, lead = self.files[spec.file].typed(spec.dtype)
@@ -160,20 +156,25 @@ class Checkpoint:
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file the model is made of."""
-        config = hashlib.sha256((self.path / "config.json").read_bytes()).hexdigest()
-        return {"config.json": config} | {file.path.name: file.digest() for file in self.files}
+        return digests_of(self.path / self.settings_file, self.files)
+
+
+def digests_of(settings: Path, files: Iterable[TensorFile]) -> dict[str, str]:
+    """SHA-256 of a file of settings and of weights, by their names."""
+    digest = hashlib.sha256(settings.read_bytes()).hexdigest()
+    return {settings.name: digest} | {file.path.name: file.digest() for file in files}
 
 
 def check_regular(path: Path) -> None:
     """Refuse what is no regular file: reading a pipe or a device may never end."""
     try:
-        if stat.S_ISREG(path.stat().st_mode):
-            return
+        regular = stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; fetch the whole checkpoint again") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    raise CheckpointError(f"{path} is no regular file; a checkpoint is made of config.json and *.safetensors files")
+    if not regular:
+        raise CheckpointError(f"{path} is no regular file; a checkpoint is config.json and *.safetensors files")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -215,18 +216,15 @@ def _read_index(path: Path) -> dict[str, str] | None:
     """Read which tensor is in which shard; None for a checkpoint of one file."""
     if (path / INDEX).exists():
         names = read_json(path / INDEX).get("weight_map")
-        if not isinstance(names, dict) or not all(
-            isinstance(one, str) and Path(one).name == one for one in names.values()
-        ):
-            raise CheckpointError(f"{path / INDEX} is corrupt; fetch it again")  # a shard lies beside its index
-        return names
+        if isinstance(names, dict) and all(isinstance(one, str) and Path(one).name == one for one in names.values()):
+            return names
+        raise CheckpointError(f"{path / INDEX} is corrupt; fetch it again")  # a shard lies beside its index
     if (path / SINGLE).exists():
         return None
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise CheckpointError(
-            f"{path} holds pickle files ({pickles[0]}), which can run code when opened; convert it where you trust it: "
-            "model.save_pretrained(folder) writes safetensors"
+            f"{path} holds pickle files ({pickles[0]}), which can run code; save them by model.save_pretrained(folder)"
         )
     raise CheckpointError(f"{path} has neither {SINGLE} nor {INDEX}")
 

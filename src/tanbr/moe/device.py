@@ -16,9 +16,8 @@ def device_of(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ConfigError(
-            f"device must be one that torch can use here (got {name!r}: {reason}); set device to cpu"
-        ) from None
+        said = f"device must be one that torch can use here (got {name!r}: {reason}); set device to cpu"
+        raise ConfigError(said) from None
     return device
 
 

@@ -40,11 +40,6 @@ class Piece:
     start: int = 0
 
     @property
-    def end(self) -> int:
-        """Where the region ends along its axis."""
-        return self.start + (self.shape[self.axis] if self.shape else 1)
-
-    @property
     def region(self) -> tuple[slice, ...]:
         """The region as an index of the dense tensor."""
         starts = (self.start if axis == self.axis else 0 for axis in range(len(self.shape)))
@@ -84,10 +79,9 @@ class Site:
 class ExpertPattern:
     """Names of the tensors that hold a site's experts, and the dense tensor that each role of them goes to.
 
-    `name` has `{site}` for the layer that the site is in (a name that ends in a number), and `{k}` for the expert's
-    number if each expert has its own tensor; without `{k}` the tensor's first dimension is K. A tensor with several
-    roles holds them one after the other along the dimension that follows. `keep_dim` keeps a first dimension of 1, for
-    dense models that are the same class with one expert.
+    `name` has `{site}` for the layer (a name that ends in a number), and `{k}` for the expert's number if each expert
+    has its own tensor; without `{k}` the first dimension is K. Several roles lie one after the other along the next
+    dimension. `keep_dim` keeps a first dimension of 1, for dense models that are the same class with one expert.
     """
 
     name: str
@@ -181,8 +175,7 @@ class Family:
         most = max([len(checkpoint.specs), *(spec.shape[0] for spec in checkpoint.specs.values() if spec.shape)])
         if not isinstance(K, int) or not 1 <= K <= most:
             raise CheckpointError(
-                f"config.json of a {self.model_type} model needs {self.count} ≥ 1, and its files hold no more than "
-                f"{most} experts (got {K!r})"
+                f"config.json must give {self.count} from 1 to the {most} experts there are (got {K!r})"
             )
         found: dict[str, dict[tuple[Role, str], dict[int, Cut]]] = {}
         for spec in _used(checkpoint, settings):
@@ -204,9 +197,7 @@ class Family:
             raise CheckpointError(f"{site} must have {K} experts: {role} of expert {wrong} is {state}")
         shapes, dtypes = ({getattr(cut, what) for cut in cuts.values()} for what in ("shape", "dtype"))
         if len(shapes) > 1:
-            raise CheckpointError(
-                f"the experts of {site} differ in shape ({role}: {sorted(shapes)}): no merge is possible"
-            )
+            raise CheckpointError(f"the experts of {site} differ in shape ({role}: {sorted(shapes)}): none can merge")
         if len(dtypes) > 1 or not dtypes <= MERGEABLE:
             raise CheckpointError(f"{site}: {role} must be of one 16- or 32-bit type (got {dtypes}); convert it first")
         blocks = tuple(cuts[k].block for k in range(K))
@@ -249,7 +240,7 @@ class Family:
         for piece in pieces:
             shape = shapes.setdefault(piece.target, list(piece.shape))
             if piece.shape:
-                shape[piece.axis] = max(shape[piece.axis], piece.end)
+                shape[piece.axis] = max(shape[piece.axis], piece.start + piece.shape[piece.axis])
             axis = next((axis for regex, axis in patterns if axis is not None and regex.fullmatch(piece.target)), None)
             if axis is not None:
                 padded[piece.target] = axis

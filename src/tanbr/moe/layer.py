@@ -1,11 +1,9 @@
 """A runnable MoE layer: what an un-merged model computes, and the rival that a merged one has to beat.
 
-A *site* is one FFN with K experts. Which experts a site runs is its routing, set from outside with `route`:
+A *site* is one FFN with K experts. Which experts a site runs is its routing, set from outside:
 
     route(model, TaskRouting(experts))          # every sequence names its experts: (n,) or (n, k)
-    route(model, BlendRouting(blends))          # every sequence has its own blend of weights: (n, K); or (K,) for all
-    route(model, TokenRouting(top_k=2))         # the site's learned gate chooses for every token
-    with routed(model, TaskRouting(experts)):   # for a while
+    with routed(model, TokenRouting(top_k=2)):  # for a while: the site's learned gate chooses for every token
         loss = model(**batch).loss
 
 Sequences are the rows of the batch; padding is computed like any other token, as in a dense model.
@@ -82,7 +80,7 @@ class BlendRouting:
 
 @dataclass(frozen=True)
 class TokenRouting:
-    """The site's gate chooses `top_k` experts per token; with `mix="weights"` it merges them, token by token.
+    """The site's gate chooses `top_k` experts per token, and mixes their outputs, or merges their weights.
 
     "products" computes what "weights" does without storing a merged FFN per token, so that it can be trained.
     """
@@ -213,12 +211,9 @@ class ExpertFfn:
         if len(distinct) == 1:
             return self._one(x, self._merged(blends[0]))
         order = group_of.argsort(stable=True)
-        sizes = group_of.bincount(minlength=len(distinct)).tolist()
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        outputs = [
-            self._one(group, self._merged(blends[order[start]]))  # a row of `blends` itself, so that it gets a gradient
-            for group, start in zip(torch.split(x[order], sizes), starts, strict=True)
-        ]
+        groups = torch.split(order, group_of.bincount().tolist())
+        # Each group is merged by a row of `blends` itself, so that it gets a gradient.
+        outputs = [self._one(x[group], self._merged(blends[group[0]])) for group in groups]
         return torch.zeros_like(x).index_copy(0, order, torch.cat(outputs))
 
     def _merged(self, blend: Tensor) -> list[Activation]:  # (K,)
@@ -228,10 +223,8 @@ class ExpertFfn:
 def _named_experts(routing: TaskRouting, *, batch: int, experts: int) -> Tensor:
     named = routing.experts.unsqueeze(1) if routing.experts.dim() == 1 else routing.experts
     if named.dim() != 2 or named.shape[0] != batch or named.is_floating_point():
-        raise InputError(
-            f"experts must be whole numbers, (n,) or (n, k), for a batch of {batch} "
-            f"(got {tuple(routing.experts.shape)}, {routing.experts.dtype})"
-        )
+        got = f"{tuple(routing.experts.shape)}, {routing.experts.dtype}"
+        raise InputError(f"experts must be whole numbers, (n,) or (n, k), for a batch of {batch} (got {got})")
     if named.numel() and not 0 <= int(named.min()) <= int(named.max()) < experts:
         raise InputError(f"experts must be numbered 0..{experts - 1} (got {int(named.min())}..{int(named.max())})")
     return named

@@ -10,12 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
 from tanbr.errors import CheckpointError
 from tanbr.types import Text
-
-disable_progress_bar()  # our own commands show what takes long
 
 Columns: TypeAlias = Mapping[str, Sequence[Sequence[int]]]  # input_ids, attention_mask, …: a list per text
 Inputs: TypeAlias = dict[str, NDArray[np.int64]]  # the same, padded: (n, length) each
@@ -41,7 +38,7 @@ class TextEncoder:
 
     @classmethod
     def of(cls, checkpoint: str | Path, *, vocab_size: int, max_length: int | None = None) -> "TextEncoder":
-        """Load the tokenizer in a checkpoint's folder, and check that it fits a model of `vocab_size` words.
+        """Load a checkpoint's tokenizer for a model of `vocab_size` words.
 
         Texts are as long as the model's positions and the tokenizer allow, and no longer than `max_length`.
         """
@@ -54,7 +51,9 @@ class TextEncoder:
                 f"the tokenizer in {checkpoint} has {len(tokenizer)} words but the model only {vocab_size}; "
                 "put the tokenizer that the model was trained with beside it"
             )
-        return cls(tokenizer, max_length=longest(Path(checkpoint), tokenizer, max_length))
+        said = tokenizer.model_max_length if tokenizer.model_max_length < 10**9 else None
+        known = [limit for limit in (said, positions(Path(checkpoint))) if limit is not None] or [UNSAID]
+        return cls(tokenizer, max_length=min(known if max_length is None else [*known, max_length]))
 
     def __call__(self, texts: Sequence[Text], *, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Encode texts, cut on the right and padded to the longest: input_ids, attention_mask, … each (n, length)."""
@@ -64,10 +63,7 @@ class TextEncoder:
     def encode(
         self, texts: Sequence[Text], *, limit: int | None = None, side: Literal["left", "right"] = "right"
     ) -> Encoded:
-        """Turn texts into tokens; those with more than `limit` (max_length if None) are cut on one side.
-
-        Special tokens stay; of a pair, the longer text is cut first.
-        """
+        """Turn texts into tokens, cut to `limit` (max_length if None); of a pair, the longer text is cut first."""
         limit = self.max_length if limit is None else limit
         whole = self.tokenizer(list(texts), verbose=False)
         columns: dict[str, list[list[int]]] = {name: list(whole[name]) for name in whole}
@@ -88,13 +84,6 @@ class TextEncoder:
             for i, row in enumerate(rows):
                 table[i, length - len(row) if left else 0 : length if left else len(row)] = row
         return padded
-
-
-def longest(checkpoint: Path, tokenizer: PreTrainedTokenizerBase, wanted: int | None) -> int:
-    """Find how many tokens a text may have: what is wanted, the tokenizer's limit or the model's, the least of them."""
-    said = [tokenizer.model_max_length if tokenizer.model_max_length < 10**9 else None, positions(checkpoint)]
-    known = [limit for limit in said if limit is not None] or [UNSAID]
-    return min(known if wanted is None else [*known, wanted])
 
 
 def positions(checkpoint: Path) -> int | None:

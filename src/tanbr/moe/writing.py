@@ -36,8 +36,8 @@ def silent(done: int, total: int) -> None:
 def new_folder(out: str | Path) -> Iterator[Path]:
     """Make a folder to write in; it becomes `out` at the end, or vanishes if anything goes wrong.
 
-    What a process that was killed left behind on the way to the same `out` is removed first. A folder that is written
-    to is locked, and the kernel unlocks it when its process ends, however that ends: a live one is never touched.
+    What a killed process left on the way to the same `out` is removed first. A folder that is written to is locked, and
+    the kernel unlocks it when its process ends: a live one is never touched.
     """
     out = Path(out)
     if out.exists():

@@ -31,7 +31,7 @@ class HeadLabels(LabelSpace):
     def score(self, task: str, label: str | float, logits: FloatArray) -> float:
         """Reward in [0, 1] of the answer in logits (columns,), as the task scores it."""
         rows = [Row(task, "", self.number_of(task, label))]
-        return float(self.rewards(rows, self.answers(rows, logits[None]))[0])
+        return float(self.rewards(rows, self.read(rows, logits[None]))[0])
 
     def number_of(self, task: str, label: str | float) -> float:
         """The number of a label, or a score as it is; InputError if the task does not have it."""

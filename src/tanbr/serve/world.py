@@ -90,7 +90,7 @@ class ServedWorld:
             task = int(posterior.argmax()) if row.task is None else row.task
             if decides(self._space.tasks[task], row.reward, row.label):
                 as_row = Row(self._space.tasks[task].name, texts[row.id], 0.0)
-                answer = float(self._space.answers([as_row], logits[row.id][None])[0])
+                answer = float(self._space.read([as_row], logits[row.id][None])[0])
                 served = blends.get(row.slot, ())
                 blend = served[row.place] if row.place < len(served) else None
                 found.append(Logged(row.id, texts[row.id], task, posterior, row.reward, answer, row.label, blend))
@@ -134,7 +134,7 @@ class ServedWorld:
         self.laps("probe")
         rewards = None
         if np.isfinite(logits).all():
-            rewards = self._space.rewards(self._probes, self._space.answers(self._probes, logits))
+            rewards = self._space.rewards(self._probes, self._space.read(self._probes, logits))
         return Probes(rewards, self._of, self._digest)
 
     def discard(self) -> None:

@@ -23,12 +23,9 @@ class Card:
     """A checkpoint's tasks (none if it does not say) and the task that each of its K experts was trained for."""
 
     tasks: tuple[Task, ...] = ()
-    expert_tasks: tuple[
-        str, ...
-    ] = ()  # (K,); empty if experts belong to no task; the base, if it is an expert, has none
+    expert_tasks: tuple[str, ...] = ()  # (K,) but for a base; empty if experts belong to no task
     ancestor: str = ""  # folder of the dense model that an MoE was made from, seen from the checkpoint's own
-    own_experts: dict[str, int] = field(default_factory=dict)
-    # task → place of its expert, where practice found it: over what experts were trained for; tasks may share one
+    own_experts: dict[str, int] = field(default_factory=dict)  # task → the expert that practice found for it
 
     def experts_of(self, tasks: Sequence[str]) -> tuple[int, ...]:
         """Find each task's own expert, as found or as trained; none at all if the card does not say so of all."""

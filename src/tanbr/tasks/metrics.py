@@ -1,10 +1,11 @@
 """GLUE's metrics, the label space of a model's head, and the reward of one answer.
 
-A model answers every request from one head over the union of the tasks' labels, with one more column per graded
-task. Nobody tells it the task, so a label of another task is simply a wrong answer (class −1 below).
+A model answers every request from one head over the union of the tasks' labels, plus a column per graded task. Nobody
+tells it the task, so a label of another task is simply a wrong answer (class −1 below).
 """
 
-from collections.abc import Callable, Sequence
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -23,39 +24,28 @@ LEAST_CHANCE = 1e-3  # chance that a label's tasks keep, whatever the posterior 
 Measure: TypeAlias = Callable[[FloatArray, FloatArray], float]  # targets (n,), answers (n,)
 
 
-def _zero_if_constant(correlate: Measure) -> Measure:
+def _of(place: str, **options: Any) -> Measure:
+    """Take a measure from a library when it is first asked for: scikit-learn takes half a second to import."""
+
     def measure(target: FloatArray, answer: FloatArray) -> float:
-        if np.ptp(target) == 0 or np.ptp(answer) == 0:  # a constant correlates with nothing
-            return 0.0
-        return float(correlate(target, answer))
+        return float(np.ravel(pkgutil.resolve_name(place)(target, answer, **options))[0])
 
     return measure
 
 
-def _of_sklearn(name: str, **options: Any) -> Measure:
-    def measure(target: FloatArray, answer: FloatArray) -> float:
-        from sklearn import metrics  # takes half a second, which a server never needs
-
-        return float(getattr(metrics, name)(target, answer, **options))
-
-    return measure
-
-
-def _of_scipy(name: str) -> Measure:
-    def measure(target: FloatArray, answer: FloatArray) -> float:
-        from scipy import stats
-
-        return float(getattr(stats, name)(target, answer)[0])
+def _correlation(place: str) -> Measure:
+    def measure(target: FloatArray, answer: FloatArray) -> float:  # a constant correlates with nothing
+        return 0.0 if np.ptp(target) == 0 or np.ptp(answer) == 0 else _of(place)(target, answer)
 
     return measure
 
 
 METRICS: dict[str, Measure] = {
-    "accuracy": _of_sklearn("accuracy_score"),
-    "f1": lambda target, answer: _of_sklearn("f1_score", zero_division=0.0)(target == 1, answer == 1),
-    "matthews": _zero_if_constant(_of_sklearn("matthews_corrcoef")),
-    "pearson": _zero_if_constant(_of_scipy("pearsonr")),
-    "spearman": _zero_if_constant(_of_scipy("spearmanr")),
+    "accuracy": _of("sklearn.metrics:accuracy_score"),
+    "f1": lambda target, answer: _of("sklearn.metrics:f1_score", zero_division=0.0)(target == 1, answer == 1),
+    "matthews": _correlation("sklearn.metrics:matthews_corrcoef"),
+    "pearson": _correlation("scipy.stats:pearsonr"),
+    "spearman": _correlation("scipy.stats:spearmanr"),
 }
 
 
@@ -113,30 +103,24 @@ class LabelSpace:
         low, high = task.scale
         return (row.target - low) / (high - low) if task.graded else 1.0
 
-    def read(self, rows: Sequence[Row], answers: Sequence[Answer]) -> FloatArray:
+    def read(self, rows: Sequence[Row], answers: Iterable[Answer]) -> FloatArray:
         """Read what is meant by an answer to each row (n,): label index (−1: none of the task's) or score."""
-        if any(isinstance(answer, str) for answer in answers):
-            pairs = zip(answers, rows, strict=True)
-            return np.array([text_to_text.understood(str(answer), row, self.task(row.task)) for answer, row in pairs])
-        return self.answers(rows, np.array(answers).reshape(len(rows), len(self.columns)))
-
-    def answers(self, rows: Sequence[Row], logits: FloatArray) -> FloatArray:
-        """Read the answer to each row off the logits (n, columns): label index (−1: of another task) or score."""
-        best = logits[:, : self.classes].argmax(axis=1)
-        answers = np.empty(len(rows))
-        for i, row in enumerate(rows):
+        found = np.empty(len(rows))
+        for i, (row, said) in enumerate(zip(rows, answers, strict=True)):
             task = self.task(row.task)
-            if task.graded:
+            if isinstance(said, str):
+                found[i] = text_to_text.understood(said, row, task)
+            elif task.graded:
                 low, high = task.scale
-                answers[i] = low + (high - low) / (1.0 + np.exp(-logits[i, self.columns.index(task.name)]))
+                found[i] = low + (high - low) / (1.0 + np.exp(-said[self.columns.index(task.name)]))
             else:
-                answers[i] = text_to_text.understood(self.columns[best[i]], row, task)
-        return answers
+                found[i] = text_to_text.understood(self.columns[said[: self.classes].argmax()], row, task)
+        return found
 
     def with_posterior(self, logits: FloatArray, posteriors: FloatArray) -> FloatArray:
-        """Weigh p(label | text) by the chance that the text is of a task with that label: logits (n, columns).
+        """Weigh p(label | text) by the chance, from posteriors (n, V), of a task with that label: logits (n, columns).
 
-        `posteriors` are (n, V). An answer in another task's words is so repaired. Columns of graded tasks stay.
+        An answer in another task's words is so repaired. Columns of graded tasks stay.
         """
         chance = np.maximum(posteriors @ self._has, LEAST_CHANCE)
         adjusted = np.array(logits, dtype=np.float64)

@@ -1,15 +1,8 @@
 """Labelled rows of your own: CSV, TSV, JSON lines or Parquet, one file a task or one with a column that names it.
 
-    mytasks/                     mytasks/tasks.toml, where more is to be said:
-        sentiment.csv                [[tasks]]
-        sentiment.dev.csv            name = "sentiment"
-        topic.jsonl                  file = "reviews.csv"         # beside tasks.toml
-                                     text = "review"              # columns, where they have other names
-    columns: text, label;            label = "stars"
-    text2 for pairs of texts;        metrics = ["accuracy", "f1"] # or ["rouge-l"]: labels are texts to be written
-    task, if a file has several      scale = [1.0, 5.0]           # labels are grades on it
-
-Without `NAME.dev.csv` a fifth of a task's rows, always the same, is left out of training for requests and figures.
+Columns are text, text2 for pairs of texts, label, and task if a file has several; `tasks.toml` beside the files may
+say more of a task (`TaskFile`), as docs/training.md shows. Without `NAME.dev.csv` a fifth of a task's rows, always the
+same, is left out of training for requests and figures.
 """
 
 import csv
@@ -19,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import Field
 
@@ -40,38 +33,24 @@ class TaskFile(Section):
     """One task of `tasks.toml`."""
 
     name: str = Field(min_length=1)
-    """What the task is called."""
     file: str
-    """Its rows."""
-    dev: str | None = None
-    """Rows for requests and figures; a fifth of the others if not given."""
-    text: str = "text"
-    """Column of the text."""
+    dev: str | None = None  # rows for requests and figures; a fifth of the others if not given
+    text: str = "text"  # columns
     text2: str = "text2"
-    """Column of the second text of a pair."""
     label: str = "label"
-    """Column of the label."""
-    labels: tuple[str, ...] = ()
-    """All labels, in order; those that are found if not given."""
-    scale: tuple[float, float] | None = None
-    """Lowest and highest grade, of a task whose labels are grades."""
-    metrics: tuple[str, ...] = ()
-    """What the task is measured by; accuracy, or the correlations of grades, if not given."""
+    labels: tuple[str, ...] = ()  # all, in order; those that are found if not given
+    scale: tuple[float, float] | None = None  # lowest and highest grade, of a task whose labels are grades
+    metrics: tuple[str, ...] = ()  # accuracy, or the correlations of grades, if not given
 
 
 class TaskFiles(Section):
     """`tasks.toml`."""
 
     tasks: tuple[TaskFile, ...] = Field(min_length=1)
-    """The tasks."""
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """One row as it stands in a file."""
-
-    where: str
-    values: Mapping[str, str]
+_Entry: TypeAlias = tuple[str, Mapping[str, str]]  # where a row stands, and what it says by column
+_Group: TypeAlias = tuple[TaskFile, list[_Entry], list[_Entry]]  # a task, its rows, its dev rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,17 +92,13 @@ def read_own(place: str | Path) -> OwnRows:
     return OwnRows(path.stem, tuple(tasks), rows, dev)
 
 
-_Group = tuple[TaskFile, list[_Entry], list[_Entry]]  # a task, its rows, its dev rows
-
-
 def _listed(listing: Path) -> list[_Group]:
     values = read_toml(listing, what="the list of tasks")
     groups: dict[str, _Group] = {}
     for about in read(TaskFiles, values, source=str(listing)).tasks:
         if about.name in groups:
             raise DataError(f"{listing} names the task {about.name} twice; give every task its own name")
-        odd = next((name for name in about.metrics if name not in METRICS | WRITTEN), None)
-        if odd is not None:
+        for odd in set(about.metrics) - METRICS.keys() - WRITTEN.keys():
             known = ", ".join(METRICS | WRITTEN)
             raise DataError(f"{listing}: {about.name} has the metric {odd!r}; known: {known}")
         if {name in WRITTEN for name in about.metrics} == {True, False}:
@@ -139,7 +114,7 @@ def _found(files: Sequence[Path]) -> list[_Group]:
     for file in files:
         dev = file.stem.endswith(DEV)
         for entry in _entries(file):
-            name = entry.values.get("task") or file.stem.removesuffix(DEV)
+            name = entry[1].get("task") or file.stem.removesuffix(DEV)
             group = groups.setdefault(name, (TaskFile(name=name, file=str(file)), [], []))
             (group[2] if dev else group[1]).append(entry)
     if not groups:
@@ -172,7 +147,7 @@ def _csv(path: Path) -> Iterator[_Entry]:
             where = f"{path}, line {lines.line_num}"
             if len(fields) != len(header):
                 raise DataError(f"{where}: expected {len(header)} columns (got {len(fields)}); quote commas in texts")
-            yield _Entry(where, dict(zip(header, fields, strict=True)))
+            yield where, dict(zip(header, fields, strict=True))
 
 
 def _jsonl(path: Path) -> Iterator[_Entry]:
@@ -185,7 +160,7 @@ def _jsonl(path: Path) -> Iterator[_Entry]:
                 values = None
             if not isinstance(values, dict):
                 raise DataError(f'{where} must be a JSON object like {{"text": …, "label": …}}')
-            yield _Entry(where, _strings(values))
+            yield where, _strings(values)
 
 
 def _parquet(path: Path) -> Iterator[_Entry]:
@@ -198,7 +173,7 @@ def _parquet(path: Path) -> Iterator[_Entry]:
     except ArrowInvalid as error:
         raise DataError(f"{path} is no Parquet file: {str(error).splitlines()[0]}") from None
     for number, values in enumerate(rows, start=1):
-        yield _Entry(f"{path}, row {number}", _strings(values))
+        yield f"{path}, row {number}", _strings(values)
 
 
 def _strings(values: Mapping[str, Any]) -> dict[str, str]:
@@ -212,23 +187,20 @@ def _strings(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _task(about: TaskFile, entries: Sequence[_Entry]) -> Task:
     """Find out what a task is from what its rows say."""
-    for entry in entries:
+    for where, values in entries:
         for column in (about.text, about.label):
-            if column not in entry.values:
-                found = ", ".join(entry.values) or "nothing"
-                raise DataError(
-                    f"{entry.where}: there is no {column!r} (found: {found}); name the columns text and label, or say "
-                    f"in {LISTING} what they are called"
-                )
+            if column not in values:
+                found = ", ".join(values) or "nothing"
+                raise DataError(f"{where}: there is no {column!r} (found: {found}); say in {LISTING} what it is called")
     if len(entries) < FEWEST_ROWS:
         raise DataError(f"task {about.name} has {len(entries)} rows; give it {FEWEST_ROWS} or more")
-    pair = about.text2 in entries[0].values
+    pair = about.text2 in entries[0][1]
     if about.scale is not None:
         low, high = about.scale
         if not low < high or about.labels:
             raise DataError(f"task {about.name}: a scale goes from low to high and has no labels (got {low}, {high})")
         return Task(about.name, about.metrics or ("pearson", "spearman"), scale=(low, high), pair=pair)
-    counts = Counter(entry.values[about.label].strip() for entry in entries)
+    counts = Counter(values[about.label].strip() for _, values in entries)
     labels = about.labels or tuple(sorted(label for label in counts if label))
     if set(about.metrics) & set(WRITTEN):  # every answer may be a text of its own
         return Task(about.name, about.metrics, labels, pair=pair)
@@ -241,8 +213,9 @@ def _task(about: TaskFile, entries: Sequence[_Entry]) -> Task:
 
 
 def _row(entry: _Entry, about: TaskFile, task: Task) -> Row:
-    parts = [entry.values.get(column, "").strip() for column in (about.text, about.text2)[: 1 + task.pair]]
+    where, values = entry
+    parts = [values.get(column, "").strip() for column in (about.text, about.text2)[: 1 + task.pair]]
     if not all(parts):
-        raise DataError(f"{entry.where}: the text is empty" + (" or not a pair" if task.pair else ""))
+        raise DataError(f"{where}: the text is empty" + (" or not a pair" if task.pair else ""))
     text: Text = (parts[0], parts[1]) if task.pair else parts[0]
-    return Row(task.name, text, task.target(entry.values[about.label].strip(), where=entry.where))
+    return Row(task.name, text, task.target(values[about.label].strip(), where=where))

@@ -1,8 +1,7 @@
 """Tasks as text to text: what T5 reads, what it should write, and what it means by what it wrote.
 
-Without tags a model reads the bare text, or pair of texts, as a client sends it. The paper's setting names the task
-in front, in the words that T5 was trained with. An answer is the label's name, the same for all tasks that have that
-label; a score is written in steps of 0.2, as T5 does for STS-B.
+Without tags a model reads the bare text, as a client sends it; the paper's setting names the task in front, in T5's own
+words. An answer is the label's name, or a score in steps of 0.2, as T5 writes it for STS-B.
 """
 
 from tanbr.tasks.rows import WRITTEN, Row, Task

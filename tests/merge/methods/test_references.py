@@ -5,7 +5,7 @@ unit in the last place of what is added up, whose size is at most the largest we
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,17 +22,12 @@ EPS = torch.finfo(torch.float32).eps
 BLENDS = [[0.25] * K, [0.5, 0.3, 0.2, 0.0], [0.0, 1.0, 0.0, 0.0]]
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """The experts of one dense tensor (K, …) in float64, a blend, and the base."""
 
     experts: Tensor
     blend: Tensor
     base: Tensor
-
-    @property
-    def active(self) -> tuple[Tensor, Tensor]:
-        return self.experts[self.blend > 0], self.blend[self.blend > 0]
 
 
 def cases(moe: Moe, blend: list[float]) -> dict[str, Case]:
@@ -40,6 +35,18 @@ def cases(moe: Moe, blend: list[float]) -> dict[str, Case]:
     stacked = {name: torch.stack([one[name] for one in alone]).double() for name in alone[0]}
     weights = torch.tensor(blend, dtype=torch.float64)
     return {name: Case(experts, weights, experts.mean(dim=0)) for name, experts in stacked.items()}
+
+
+@pytest.fixture(scope="session")
+def exact(tmp_path_factory):
+    """A checkpoint whose experts are multiples of 1/1024: their sums are exact in float32."""
+    model, rng = build("bert_moe"), torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for values in expert_values(model):
+            values.copy_(torch.randint(-4096, 4096, values.shape, generator=rng) / 1024)
+    folder = tmp_path_factory.mktemp("exact")
+    model.save_pretrained(folder)
+    return folder
 
 
 def compare(moe: Moe, blend: list[float], reference, *, roundings: float) -> None:
@@ -50,20 +57,11 @@ def compare(moe: Moe, blend: list[float], reference, *, roundings: float) -> Non
         assert float((tensors[name].double() - expected).abs().max()) <= bound, name
 
 
-def weighted(rows: Tensor, weights: Tensor) -> Tensor:
-    return torch.einsum("k,k...->...", weights, rows)
-
-
-@pytest.mark.parametrize("blend", BLENDS)
-def test_average(related, blend) -> None:
-    compare(tanbr.open(related), blend, lambda c: weighted(c.experts, c.blend), roundings=K + 1)
-
-
 @pytest.mark.parametrize("scale", [0.5, 3.0])
 @pytest.mark.parametrize("blend", BLENDS)
 def test_task_arithmetic(related, blend, scale) -> None:
     def reference(c: Case) -> Tensor:
-        return c.base + scale * weighted(c.experts - c.base, c.blend)
+        return c.base + scale * torch.einsum("k,k...->...", c.blend, c.experts - c.base)
 
     moe = tanbr.open(related, method=f"task-arithmetic:scale={scale}")
     compare(moe, blend, reference, roundings=(K + 2) * (2 * scale + 1))
@@ -79,14 +77,12 @@ def trimmed(differences: Tensor, density: float) -> Tensor:
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("density", [0.2, 1.0])
 @pytest.mark.parametrize("blend", [[0.25] * K, [0.5, 0.25, 0.25, 0.0], [0.0, 1.0, 0.0, 0.0]])
-def test_ties_as_mergekit_weighs_it(related, blend, density, normalise) -> None:
+def test_ties_as_mergekit_weighs_it(exact, blend, density, normalise) -> None:
     def reference(c: Case) -> Tensor:
-        experts, weights = c.active
+        experts, weights = c.experts[c.blend > 0], c.blend[c.blend > 0]
         kept = trimmed(experts - c.base, density)
         column = weights.view(-1, *[1] * (experts.dim() - 1))
-        total = (column * kept).sum(dim=0)
-        sign = torch.where(total >= 0, 1.0, -1.0)
-        agrees = kept.sign() == sign
+        agrees = kept.sign() == torch.where((column * kept).sum(dim=0) >= 0, 1.0, -1.0)
         share = (column * agrees).sum(dim=0)
         mixed = (column * kept * agrees).sum(dim=0)
         if normalise:
@@ -95,20 +91,7 @@ def test_ties_as_mergekit_weighs_it(related, blend, density, normalise) -> None:
 
     # powers of two, and experts of few bits: every sum is exact, so that no election hangs on rounding
     method = f"ties:density={density}:scale=1.5:normalise={normalise}"
-    compare(tanbr.open(exact(related), method=method), blend, reference, roundings=16)
-
-
-def exact(folder):
-    """Copy a checkpoint with experts rounded to multiples of 1/1024, whose sums are exact in float32."""
-    target = folder.parent / "exact"
-    if not target.exists():
-        model = build("bert_moe")
-        rng = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            for values in expert_values(model):
-                values.copy_(torch.randint(-4096, 4096, values.shape, generator=rng) / 1024)
-        model.save_pretrained(target)
-    return target
+    compare(tanbr.open(exact, method=method), blend, reference, roundings=16)
 
 
 def test_dare_drops_its_share_and_is_right_on_average(related) -> None:
@@ -116,17 +99,14 @@ def test_dare_drops_its_share_and_is_right_on_average(related) -> None:
     moe = tanbr.open(related, method=f"dare:density={density}")
     tensors = dict(moe.tensors(blend, changing=True))
     kept = total = 0
+    first, second = (dict(moe.tensors(np.eye(K)[k], changing=True)) for k in range(2))
     for name, c in cases(moe, [1.0, 0.0, 0.0, 0.0]).items():
-        alone = dict(moe.tensors([1.0, 0.0, 0.0, 0.0], changing=True))[name].double()
-        second = dict(moe.tensors([0.0, 1.0, 0.0, 0.0], changing=True))[name].double()
-        difference = (c.experts[0] - c.base) / density
-        is_kept = (alone - c.base - difference).abs() <= 16 * EPS * float(c.experts.abs().max()) / density
-        is_dropped = (alone - c.base).abs() <= 16 * EPS * float(c.experts.abs().max()) / density
-        assert (is_kept | is_dropped).all()  # every weight is one or the other
+        alone, other = first[name].double(), second[name].double()
         bound = 16 * EPS * float(c.experts.abs().max()) / density
-        assert (
-            float((tensors[name].double() - (alone + second) / 2).abs().max()) <= bound
-        )  # the same weights, any blend
+        is_kept = (alone - c.base - (c.experts[0] - c.base) / density).abs() <= bound
+        is_dropped = (alone - c.base).abs() <= bound
+        assert (is_kept | is_dropped).all()  # every weight is one or the other
+        assert float((tensors[name].double() - (alone + other) / 2).abs().max()) <= bound  # the same weights, any blend
         kept += int((is_kept & ~is_dropped).sum())
         total += alone.numel()
     deviation = math.sqrt(total * density * (1 - density))

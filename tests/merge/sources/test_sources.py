@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 
 import tanbr
 from merge.sources.tiny_dense import adapter, build, family, heads, tuned
+from moe.tiny import build as build_moe
+from moe.tiny import load_plain
 from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS
@@ -18,8 +20,6 @@ EPS = torch.finfo(torch.float32).eps
 
 
 def moe_checkpoint(folder):
-    from moe.tiny import build as build_moe
-
     build_moe("bert_moe").save_pretrained(folder / "moe")
     return tanbr.open(folder / "moe"), [0.4, 0.3, 0.2, 0.1]
 
@@ -109,8 +109,6 @@ def test_methods_read_an_expert_in_parts_as_in_whole(opened) -> None:
 
 
 def test_export_certifies_and_stock_transformers_loads_it(opened, tmp_path) -> None:
-    from moe.tiny import load_plain
-
     moe, blend = opened
     moe.export(blend, tmp_path / "out")
     for name, tensor in load_plain(tmp_path / "out").named_parameters():
@@ -128,19 +126,11 @@ def test_every_method_that_needs_no_data_merges_them(opened, method) -> None:
         assert torch.isfinite(tensor).all(), name
 
 
-def test_a_checkpoint_among_adapters_stays_itself_bit_for_bit(tmp_path) -> None:
-    moe, _ = mixture(tmp_path)
-    theirs = load_file(tmp_path / "whole" / "model.safetensors")
-    for name, merged in moe.tensors([0, 1, 0]):
-        assert torch.equal(merged, theirs[name]), name
-
-
-def test_weight_on_the_base_is_less_of_everything_else(tmp_path) -> None:
+def test_weight_on_the_base_is_less_of_everything_else_and_a_checkpoint_stays_itself(tmp_path) -> None:
     moe, _ = with_base(tmp_path)
-    base = load_file(moe.path / "model.safetensors")
-    assert moe.source.names[-1] == "base"
-    for name, tensor in moe.tensors([0, 0, 0, 1]):
-        assert torch.equal(tensor, base[name]), name
+    base, whole = (load_file(folder / "model.safetensors") for folder in (moe.path, tmp_path / "whole"))
+    for blend, theirs in (([0, 0, 0, 1], base), ([0, 1, 0, 0], whole)):  # bit for bit
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in moe.tensors(blend))
     whole = dict(moe.tensors([0.5, 0.3, 0.2, 0]))
     for name, tensor in moe.tensors([0.25, 0.15, 0.1, 0.5]):
         torch.testing.assert_close(tensor, (whole[name] + base[name]) / 2)

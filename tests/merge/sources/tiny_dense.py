@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,12 @@ def tuned(
 ) -> Path:
     """Save a copy of a model with noise on the parameters that `where` names."""
     generator = torch.Generator().manual_seed(seed)
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    copy = deepcopy(model)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in copy.named_parameters():
             if where(name):
                 parameter.add_(size * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
-        model.save_pretrained(folder)
-        for name, parameter in model.named_parameters():
-            parameter.copy_(before[name])
+    copy.save_pretrained(folder)
     return folder
 
 

@@ -141,7 +141,7 @@ class Classification(Objective):
 
     def answers(self, model: Any, rows: Sequence[Row], batch: Batch) -> FloatArray:
         """Read answers (n,) off the head."""
-        return self.space.answers(rows, model(**batch.inputs).logits.cpu().double().numpy())
+        return self.space.read(rows, model(**batch.inputs).logits.cpu().double().numpy())
 
     def _inputs(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         return self.encoder([row.text for row in rows])

@@ -2,8 +2,7 @@
 
     W(x) = W₀ + scale · combined(W_k − W₀, x_k)
 
-W₀ is the ancestor's weight where the source of the experts knows it: that of fine-tuned checkpoints does, an MoE
-checkpoint does not. Without one the mean of all K experts stands for it, from which they differ in what each learned.
+W₀ is the ancestor's weight where the source of the experts knows it, and the mean of all K experts elsewhere.
 """
 
 from abc import abstractmethod
@@ -11,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from tanbr.merge.methods.method import Method, fill_by_chunks
+from tanbr.merge.methods.method import Method, active, fill_by_chunks
 from tanbr.moe.family import Piece
 
 Scale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -33,8 +31,7 @@ class OfDifferences(Method):
 
     def fill(self, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
         """Merge chunk by chunk."""
-        chosen = [expert for expert, weight in enumerate(blend) if weight]
-        weights = torch.tensor([[blend[expert]] for expert in chosen])  # (r, 1)
+        chosen, weights = active(blend)
 
         def merged(part: slice) -> Tensor:
             base, differences = self.differences(piece, chosen, part)

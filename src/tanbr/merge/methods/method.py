@@ -6,8 +6,7 @@ The plain way to write one is a function of the experts' weights, whose keyword 
     def median(rows: Tensor, weights: Tensor, *, gain: float = 1.0) -> Tensor:  # (r, n), (r, 1) → (n,)
         return gain * rows.median(dim=0).values
 
-A method that must know more than that is a dataclass derived from `Method`. Its fields, after the experts, are its
-settings, and it fills one piece at a time.
+A method that must know more is a dataclass derived from `Method`, whose fields after the experts are its settings.
 """
 
 from abc import ABC, abstractmethod
@@ -57,6 +56,12 @@ class Method(ABC):
         return ":".join([self.name, *(f"{one.name}={value}" for one, value in values if value != one.default)])
 
 
+def active(blend: Sequence[float]) -> tuple[list[int], Tensor]:
+    """Give the r experts of a blend (K,) that have weight, and their weights (r, 1)."""
+    chosen = [expert for expert, weight in enumerate(blend) if weight]
+    return chosen, torch.tensor([[blend[expert]] for expert in chosen])
+
+
 def fill_by_chunks(out: Tensor, merged: Callable[[slice], Tensor]) -> None:
     """Write `out` from what `merged` gives for each chunk of its elements, wherever and however `out` lies."""
     direct = out.is_contiguous() and out.device.type == "cpu"
@@ -76,8 +81,7 @@ def merge_method(name: str) -> Callable[[Callable[..., Tensor]], type[Method]]:
         given = [one for one in signature(combine).parameters.values() if one.kind is one.KEYWORD_ONLY]
 
         def fill(self: Method, out: Tensor, piece: Piece, blend: Sequence[float]) -> None:
-            chosen = [expert for expert, weight in enumerate(blend) if weight]
-            weights = torch.tensor([[blend[expert]] for expert in chosen])  # (r, 1)
+            chosen, weights = active(blend)
             settings = {one.name: getattr(self, one.name) for one in given}
 
             def merged(part: slice) -> Tensor:

@@ -6,9 +6,8 @@ minimises Σ_k x_k · mean ‖W u − W_k u‖² over the inputs u that expert k
 times 0.9, and ρ, a little of the mean of the diagonal, gives directions that no expert sees the average. The even blend
 is RegMean (Jin et al., ICLR 2023; `lab/rivals/regmean.py` measures the matrices), a one-hot blend the expert itself.
 
-In a merged model an expert's layer gets its input from merged layers, and not from the expert's own. RegMean++ (Nguyen
-et al., 2025) therefore measures the matrices layer after layer: everything below is merged, by regression and evenly.
-They are measured once, below the even blend, and serve every blend.
+RegMean++ (Nguyen et al., 2025) measures the matrices layer after layer, behind layers that are merged, by regression
+and evenly. They are measured once, and serve every blend.
 
 The system is solved in a basis of an eighth of the layer's inputs, for the change W(x) − W̄: `merge/gram_matrices.py`.
 """

@@ -4,8 +4,7 @@
     s = sign Σ_k x_k τ_k        W(x) = W₀ + λ · Σ_{k: sign τ_k = s} x_k τ_k
 
 With `normalise=true`, the paper's way and mergekit's default, the sum is divided by the weight Σ x_k of those that
-agree. Then an expert of little weight counts in full wherever those of more weight were trimmed, and a blend that comes
-near one expert does not come near its merge (docs/methods.md).
+agree; a blend that comes near one expert then does not come near its merge (docs/methods.md).
 
 Yadav et al., TIES-Merging: Resolving Interference When Merging Models, NeurIPS 2023; weighted as mergekit does it.
 """

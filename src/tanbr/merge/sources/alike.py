@@ -21,7 +21,7 @@ MEANING = (
 )  # fmt: skip
 # Tensors that a model makes of its settings, and that some versions of transformers have saved all the same.
 COUNTED = re.compile(r"(^|\.)(position_ids|token_type_ids|rotary_emb\.inv_freq)$")
-WORDS = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+WORDS = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 
 
 def check_alike(base: Checkpoint, experts: Sequence[Checkpoint]) -> None:
@@ -29,15 +29,13 @@ def check_alike(base: Checkpoint, experts: Sequence[Checkpoint]) -> None:
     first = experts[0]
     for checkpoint in experts:
         check_base(checkpoint)
-    for other in (base, *experts[1:]):
-        _check_model(first, other, classes=other is not base)
+    _check_model(first, base)
     for other in experts[1:]:
+        _check_model(first, other, "architectures")
         lacking = sorted(weights_of(first).keys() ^ weights_of(other).keys())
         if lacking:
             has, lacks = (first, other) if lacking[0] in first.specs else (other, first)
-            raise CheckpointError(
-                f"experts must hold the same tensors, but {has.path} has {lacking[0]} and {lacks.path} not"
-            )
+            raise CheckpointError(f"experts must hold the same tensors: {has.path} has {lacking[0]}, {lacks.path} not")
 
 
 def check_base(checkpoint: Checkpoint) -> None:
@@ -47,39 +45,34 @@ def check_base(checkpoint: Checkpoint) -> None:
     check_depth(checkpoint)
 
 
-def _check_model(first: Checkpoint, other: Checkpoint, *, classes: bool) -> None:
-    """Refuse models whose weights or words mean different things; with `classes`, they must be of one class too."""
+def _check_model(first: Checkpoint, other: Checkpoint, *keys: str) -> None:
+    """Refuse models whose weights or words mean different things, or that differ in further settings `keys`."""
     one, two = read_settings(first.config), read_settings(other.config)
-    keys = ("model_type", *(("architectures",) if classes else ()), *MEANING)
-    odd = next((key for key in keys if one.get(key) != two.get(key)), None)
+    odd = next((key for key in ("model_type", *keys, *MEANING) if one.get(key) != two.get(key)), None)
     if odd is not None:
         raise CheckpointError(
             f"experts must be of one architecture, but {odd} of {first.path} is {one.get(odd)} and of {other.path} "
             f"{two.get(odd)}; name checkpoints that were fine-tuned from one base"
         )
-    words, others = _words(first.path), _words(other.path)
-    shared = next((name for name in words if name in others), None)
+    words = ((_words(first.path / name), _words(other.path / name)) for name in WORDS)
+    differ = next((mine != theirs for mine, theirs in words if mine is not None and theirs is not None), False)
     sizes = one.get("vocab_size"), two.get("vocab_size")
-    if sizes[0] != sizes[1] or (shared is not None and words[shared] != others[shared]):
+    if sizes[0] != sizes[1] or differ:
         raise CheckpointError(
             f"experts must share one vocabulary, but {first.path} ({sizes[0]} words) and {other.path} ({sizes[1]}) "
             "differ in theirs; name checkpoints that were fine-tuned with the tokenizer of their base"
         )
 
 
-def _words(folder: Path) -> dict[str, Any]:
-    """Read a folder's vocabularies, by the names of their files."""
-    found: dict[str, Any] = {}
-    for name in ("tokenizer.json", *WORDS):
-        if (folder / name).exists():
-            check_regular(folder / name)
-            found[name] = (folder / name).read_bytes()
+def _words(file: Path) -> Any:
+    """Read a vocabulary; None if there is none, or a broken one: loading the tokenizer says what is wrong with it."""
+    if not file.exists():
+        return None
+    check_regular(file)
     try:
-        if "tokenizer.json" in found:
-            found["tokenizer.json"] = json.loads(found["tokenizer.json"])["model"]["vocab"]
+        return json.loads(file.read_bytes())["model"]["vocab"] if file.name == "tokenizer.json" else file.read_bytes()
     except (ValueError, KeyError, TypeError, RecursionError):
-        del found["tokenizer.json"]  # loading the tokenizer reports what is wrong with it
-    return found
+        return None
 
 
 def weights_of(checkpoint: Checkpoint) -> Mapping[str, TensorSpec]:

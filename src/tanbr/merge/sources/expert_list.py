@@ -1,19 +1,7 @@
-"""A TOML file that lists experts over one base.
+"""A TOML file that lists experts over one base; docs/experts.md shows all that it may say.
 
-    base = "bert/"
-    method = "average"            # how blends are merged
-    blend_only = "all"            # or "ffn"
-
-    [[experts]]
-    path = "sst2/"                # a fine-tuned checkpoint or a LoRA adapter; beside this file, or a hub id
-    task = "sentiment"            # what it was trained for
-    labels = ["bad", "good"]      # of its head, where it does not name them itself
-    weight = 0.5                  # in the blend that the file asks for
-
-    [[experts]]                   # the last one may be the base itself
-    base = true
-
-`experts = ["sst2/", "mnli/"]` is enough where nothing is to be said of them.
+base = "bert/"
+experts = ["sst2/", "mnli/"]      # or [[experts]] tables, as `ListedExpert` says; the last may be `base = true`
 """
 
 import reprlib
@@ -29,29 +17,20 @@ from tanbr.merge.sources.over_base import BlendOnly
 class ListedExpert(Section):
     """One expert."""
 
-    path: str = ""
-    """Folder of a fine-tuned checkpoint or of a LoRA adapter, or a model id of the hub."""
+    path: str = ""  # folder of a fine-tuned checkpoint or a LoRA adapter, beside the file, or a hub id; none: the base
     base: bool = False
-    """Whether it is the base itself, which has no path."""
-    task: str = ""
-    """The task that it was trained for."""
-    labels: tuple[str, ...] = ()
-    """What the columns of its head are called, in their order."""
-    weight: float | None = Field(default=None, ge=0)
-    """Its weight in the blend that the file asks for."""
+    task: str = ""  # what it was trained for
+    labels: tuple[str, ...] = ()  # of its head's columns, where it does not name them itself
+    weight: float | None = Field(default=None, ge=0)  # in the blend that the file asks for
 
 
 class ExpertList(Section):
-    """Experts over one base."""
+    """Experts over one base, in the order of a blend's weights; the base, if it is one, is the last."""
 
-    base: str
-    """Folder of the dense model that the experts came from, or a model id of the hub."""
+    base: str  # a folder or a hub id
     experts: tuple[ListedExpert, ...] = Field(min_length=2)
-    """The experts, in the order of a blend's weights; the base, if it is one, is the last."""
     blend_only: BlendOnly = "all"
-    """Blend whatever differs, or FFNs alone."""
-    method: str | None = None
-    """How blends are merged; by averages if the file does not say, or as a server finds best."""
+    method: str | None = None  # of merging; the average if the file does not say, or what a server finds best
 
     @property
     def trained(self) -> tuple[ListedExpert, ...]:
@@ -70,14 +49,14 @@ class ExpertList(Section):
 
     def weights(self, *, with_base: bool) -> tuple[float, ...]:
         """Give the blend that the file asks for (K,), which sums to 1; none if it names no weights."""
-        each = [one.weight or 0.0 for one in self.trained] + [
-            self.with_base * (self.experts[-1].weight or 0.0)
-        ] * with_base
+        each = [one.weight or 0.0 for one in self.trained]
+        if with_base:
+            each.append((self.with_base and self.experts[-1].weight) or 0.0)
         return tuple(weight / sum(each) for weight in each) if sum(each) > 0 else ()
 
 
 def is_list(path: str | Path) -> bool:
-    """Whether a path names a file that lists experts, rather than a folder or an id of the hub."""
+    """Whether a path names a list of experts, rather than a folder or an id of the hub."""
     return str(path).endswith(".toml") and not Path(path).is_dir()
 
 
@@ -88,17 +67,13 @@ def read_list(path: str | Path) -> ExpertList:
         values["experts"] = [{"path": one} if isinstance(one, str) else one for one in values["experts"]]
     found = read(ExpertList, values, source=str(path))
     check_method(found.method or "average", source=str(path))
-    for one, last in ((one, one is found.experts[-1]) for one in found.experts):
-        if one.base != (not one.path) or (one.base and (one.task or one.labels or not last)):
-            raise ConfigError(
-                f"{path}: an expert has a path, or is the base, with base = true, last and without a task"
-            )
+    for one in found.experts:
+        if one.base != (not one.path) or (one.base and (one.task or one.labels or one is not found.experts[-1])):
+            raise ConfigError(f"{path}: an expert has a path, or is the base, with base = true, last, without a task")
     tasks = [expert.task for expert in found.trained]
     if any(tasks) and (not all(tasks) or len(set(tasks)) < len(tasks)):
         raise ConfigError(f"{path}: name the task of every expert or of none, and each but once (got {tasks})")
-    experts = tuple(
-        one if one.base else one.model_copy(update={"path": _beside(path, one.path)}) for one in found.experts
-    )
+    experts = tuple(one.model_copy(update={"path": one.path and _beside(path, one.path)}) for one in found.experts)
     return found.model_copy(update={"base": _beside(path, found.base), "experts": experts})
 
 

@@ -1,15 +1,14 @@
 """Heads with different labels as one head over all of them.
 
-A column of the joined head belongs to a label, a row of the head's weight and an element of its bias. Experts that have
-the label bring their own; for an expert that lacks it the mean of those that have it stands, so that every expert is a
-whole model, and a blend is the sum of its experts here as everywhere. A label that one expert alone has is a copy of
-its column in every blend.
+For an expert that lacks a label the mean of those that have it stands, so that every expert is a whole model, and a
+blend is the sum of its experts here as everywhere. A label that one expert alone has is copied into every blend.
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from tanbr.errors import CheckpointError
@@ -57,15 +56,13 @@ class JoinedHead:
     def pieces(
         self, target: str, tensors: Sequence[str], tail: tuple[int, ...]
     ) -> tuple[list[Piece], dict[tuple[Block, ...], frozenset[int]]]:
-        """Cut a tensor (labels, *tail) of the joined head into pieces, from the experts' own `tensors` (K,).
-
-        Beside the pieces: the blocks of those that some experts lack, and which experts.
-        """
+        """Cut a tensor (labels, *tail) into pieces of the experts' own (K,); also, which experts lack whose blocks."""
         width, K = math.prod(tail), len(self.of)
         found, absent = [], {}
-        for start, length, rows in self._runs():
-            shape = (length, *tail)
-            blocks = {k: (tensors[k], row * width) for k, row in rows.items()}
+        for held, run in groupby(enumerate(self.labels), key=self._holders):
+            start, *more = (column for column, _ in run)  # which the same experts hold in the same order
+            shape = (1 + len(more), *tail)
+            blocks = {k: (tensors[k], (start + away) * width) for k, away in held}
             first = next(iter(blocks.values()))
             if len(blocks) == 1:
                 found.append(Piece(target, shape, (first,), (1.0,), start=start))
@@ -76,14 +73,6 @@ class JoinedHead:
                 absent[every] = frozenset(set(range(K)) - set(blocks))
         return found, absent
 
-    def _runs(self) -> list[tuple[int, int, dict[int, int]]]:
-        """Cut the columns into runs that the same experts hold in the same order: first column, how many, holders."""
-        runs: list[tuple[int, int, dict[int, int]]] = []
-        for column, label in enumerate(self.labels):
-            holders = {k: labels.index(label) for k, labels in enumerate(self.of) if label in labels}  # → own column
-            start, length, before = runs[-1] if runs else (0, 0, {})
-            if length and holders == {k: row + length for k, row in before.items()}:
-                runs[-1] = (start, length + 1, before)
-            else:
-                runs.append((column, 1, holders))
-        return runs
+    def _holders(self, at: tuple[int, str]) -> list[tuple[int, int]]:
+        """List the experts that have the label of a column, and how far from there their own column is."""
+        return [(k, labels.index(at[1]) - at[0]) for k, labels in enumerate(self.of) if at[1] in labels]

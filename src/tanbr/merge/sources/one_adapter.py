@@ -2,8 +2,8 @@
 
     Σ_k x_k s_k B_k A_k = [x_1 s_1 B_1 | x_2 s_2 B_2 | …] [A_1; A_2; …]
 
-For engines that take adapters and for bases that must not be touched. Its rank is the sum of the ranks; a layer that
-fewer adapters change is filled up with zeros, so that all layers have one rank (not every engine takes several).
+Its rank is the sum of the ranks; layers that fewer adapters change are filled with zeros, so that all have one rank
+(not every engine takes several).
 """
 
 from collections.abc import Mapping
@@ -41,9 +41,9 @@ def export_adapter(
     tensors: dict[str, Tensor] = {}
     for target in changed:
         tensors |= _joined(moe, target, source.factors[target], weights, rank)
-    whole = {piece.target for piece in moe.plan.blended if piece.target not in source.factors}
-    if whole:
-        tensors |= {PREFIX + name: one for name, one in moe.tensors(weights, changing=True) if name in whole}
+    if any(piece.target not in source.factors for piece in moe.plan.blended):
+        merged = moe.tensors(weights, changing=True)
+        tensors |= {PREFIX + name: one for name, one in merged if name not in source.factors}
     for name, tensor in tensors.items():
         finite(name, tensor)
     with new_folder(out) as folder:

@@ -1,23 +1,18 @@
 """Experts over one dense base: fine-tuned checkpoints, LoRA adapters (PEFT folders), or both together.
 
-Every tensor that differs between the experts is blended, whatever it is: FFNs, attention, norms, embeddings, heads.
-What is equal in all is copied. With `blend_only="ffn"` all but FFNs comes from the base, except what it lacks: heads.
-An adapter that leaves a layer alone counts as the base there. Heads with different labels become one (`heads.py`).
-The base is the ancestor that merge methods on differences take, and that `inspect` compares each expert with. It may
-be the last expert itself: weight on it is less of all that the others have learned.
+Every tensor that differs between the experts is blended, what is equal in all is copied. With `blend_only="ffn"` all
+but FFNs comes from the base, except what it lacks: heads. An adapter that leaves a layer alone counts as the base
+there. Heads with different labels become one (`heads.py`). The base may be the last expert itself.
 
     W(x) = Σ_k x_k (W_k + s_k B_k A_k)        s_k = α_k / r_k, or α_k / √r_k with rslora
 
 W_k is the expert's own tensor where it has one (a fine-tuned checkpoint, modules_to_save) and the base's where it is an
-adapter, B_k A_k what that adds. No expert is ever built to be averaged: a merge sums the tensors, each once, and adds
-one product of all factors, side by side.
+adapter, B_k A_k what that adds. A merge sums the tensors, each once, and adds one product of all factors.
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -43,12 +38,19 @@ WIDENED = 1 << 18  # elements of a half type that are widened at a time
 GLANCE = 1 << 16  # elements that are compared first: what was trained differs in them
 
 
+# All adapters' factors of one matrix W (m, n), one below the other, so that a blend is one product of them: the columns
+# of every B (R, m), the rows of every A (R, n), whose they are (R,) and s_k (R,). In memory they lie as a product reads
+# them fastest; side by side in files they would be gathered line by line.
+Stack: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
 class OverBase(ExpertSource):
     """K checkpoints or adapters of one architecture, and the base that they came from."""
 
     ancestors: dict[str, Block]  # target → where the base has it
     factors: Mapping[str, Mapping[int, LowRank]]  # target → expert → what it adds
     absent: dict[tuple[Block, ...], frozenset[int]]  # blocks of a head's piece → who lacks its labels
+    _stacks: dict[str, Stack]  # target → all its factors, when they were asked for once
 
     def __init__(
         self,
@@ -61,8 +63,7 @@ class OverBase(ExpertSource):
     ) -> None:
         """Join experts; `labels` name the columns of their heads where they do not do so themselves.
 
-        `with_base` adds the base behind them. Where it lacks a tensor, or its head has other labels, the mean of the
-        experts stands for it.
+        Where a base that is an expert lacks a tensor, or its head has other labels, the experts' mean stands for it.
         """
         self.names = [str(expert.path) for expert in experts]
         if len(experts) + with_base < 2:
@@ -81,8 +82,7 @@ class OverBase(ExpertSource):
         lacking = [name for name in weights_of(self._model) if name not in base.specs] if self.adapters else []
         if lacking:
             raise CheckpointError(
-                f"{base.path} lacks {lacking[0]}, which {self._model.path} has: an adapter is no model without it; "
-                "save the base with the head that the experts have"
+                f"{base.path} lacks {lacking[0]} of {self._model.path}; save the base with the head of the experts"
             )
         self.count, self.with_base = len(experts) + with_base, with_base
         # Dense already: no tensor changes its name, and no setting its value.
@@ -96,16 +96,14 @@ class OverBase(ExpertSource):
         self.companions = (self._model.path, base.path) if whole else (base.path,)
         self.ancestors = _ancestors(base, self._model)
         if not self.ancestors:
-            raise CheckpointError(
-                f"{base.path} has no tensor in common with {self._model.path}: it is not what that came from"
-            )
+            raise CheckpointError(f"{base.path} is not what {self._model.path} came from: they share no tensor")
         factors: dict[str, dict[int, LowRank]] = {}
         for k, expert in enumerate(experts):
             if isinstance(expert, Adapter):
                 _check_fits(expert, base)
                 for target, added in expert.factors.items():
                     factors.setdefault(target, {})[k] = added
-        self.factors = factors
+        self.factors, self._stacks = factors, {}
         self.absent, self._lacked = {}, frozenset[str]()
         self.pieces = self._joined(blend_only, [tuple(of) for of in labels or [()] * self.trained])
         if not self.blended:
@@ -121,7 +119,7 @@ class OverBase(ExpertSource):
         return [spec for spec in super().unmerged if self.adapters or not spec.name.startswith(f"{BASE}:")]
 
     def beside(self, folder: str) -> Path:
-        """Name a folder beside the base; where the base is an expert, what is measured is another thing."""
+        """Name a folder beside the base; where the base is an expert, other things are measured."""
         name = f"{folder}-base" if self.with_base else folder
         return self.checkpoint.path / f"{name}-{self.checkpoint.fingerprint[:12]}"
 
@@ -205,7 +203,7 @@ class OverBase(ExpertSource):
             joined, head = joined or bool(labels and labels != own), JoinedHead((*head.of, labels))
         if joined:
             head.check(self.names)
-            heads = {name for name in specs if HEAD.search(name) and self._is_of(name, head)}
+            heads = {name for name in specs if HEAD.search(name) and self._has_rows(name, head)}
             if not heads:
                 raise CheckpointError(
                     f"the experts' labels differ ({'; '.join(', '.join(of) for of in head.of)}), but they have no "
@@ -240,17 +238,16 @@ class OverBase(ExpertSource):
                 )
         return labels
 
-    def _is_of(self, name: str, head: JoinedHead) -> bool:
+    def _has_rows(self, name: str, head: JoinedHead) -> bool:
         """Whether a tensor has a row for each of an expert's labels, in every expert."""
         shapes = [self.checkpoint.specs[self._stored(k, name)[0]].shape for k in range(self.count)]
         return all(shape[:1] == (len(of),) for shape, of in zip(shapes, head.of, strict=True) if of)
 
     def _check(self, name: str, *, alike: bool) -> None:
         """Refuse experts whose tensors of one name are not of one kind: shape (but for a head's rows) and type."""
-        mine = self._model.specs[name]
+        mine, start = self._model.specs[name], 0 if alike else 1
         for k in range(self.count):
             spec = self.checkpoint.specs[self._stored(k, name)[0]]
-            start = 0 if alike else 1
             if (spec.shape[start:], spec.dtype) != (mine.shape[start:], mine.dtype):
                 raise CheckpointError(
                     f"experts must hold equal tensors, but {name} is {spec.shape} {spec.dtype} in {self.names[k]} and "
@@ -307,9 +304,8 @@ class OverBase(ExpertSource):
         if not any(weights[k] for k in self.factors.get(piece.target, ())):
             return None
         wide = torch.promote_types(self.checkpoint.specs[piece.blocks[0][0]].dtype, torch.float32)
-        stack = self._stack(piece.target)
-        scales = torch.tensor(weights, dtype=wide)[stack.owners] * stack.scales.to(wide)  # (R,)
-        ups, downs = stack.ups, stack.downs
+        ups, downs, owners, own = self._stack(piece.target)
+        scales = torch.tensor(weights, dtype=wide)[owners] * own.to(wide)  # (R,)
         active = scales != 0
         if not active.all():
             scales, ups, downs = scales[active], ups[active], downs[active]
@@ -318,37 +314,17 @@ class OverBase(ExpertSource):
             return (ups * scales[:, None]).T, downs
         return ups.T, downs * scales[:, None]
 
-    def _stack(self, target: str) -> "_Stack":
-        """Stack a matrix's factors when they are first asked for; they stay in memory, since all blends need them."""
+    def _stack(self, target: str) -> Stack:
         if target not in self._stacks:
             adds, read = self.factors[target], self.checkpoint.tensor
             sides = [(read(one.up.name).T, read(one.down.name)) for one in adds.values()]
             sides = [pair[::-1] if one.transposed else pair for pair, one in zip(sides, adds.values(), strict=True)]
-            ranks = torch.tensor([len(up) for up, _ in sides])
-            self._stacks[target] = _Stack(
-                torch.cat([up for up, _ in sides]),
-                torch.cat([down for _, down in sides]),
-                torch.tensor(list(adds)).repeat_interleave(ranks),
-                torch.tensor([one.scale for one in adds.values()], dtype=torch.float64).repeat_interleave(ranks),
-            )
+            ups, downs = zip(*sides, strict=True)
+            ranks = torch.tensor([len(up) for up in ups])
+            scales = torch.tensor([one.scale for one in adds.values()], dtype=torch.float64)
+            owners = torch.tensor(list(adds)).repeat_interleave(ranks)
+            self._stacks[target] = torch.cat(ups), torch.cat(downs), owners, scales.repeat_interleave(ranks)
         return self._stacks[target]
-
-    @cached_property
-    def _stacks(self) -> dict[str, "_Stack"]:
-        return {}
-
-
-@dataclass(frozen=True, eq=False)
-class _Stack:
-    """All adapters' factors of one matrix W (m, n), one below the other, so that a blend is one product of them.
-
-    In memory they lie as a product reads them fastest; side by side in files they would be gathered line by line.
-    """
-
-    ups: Tensor  # (R, m) the columns of every B
-    downs: Tensor  # (R, n) the rows of every A
-    owners: Tensor  # (R,) whose they are
-    scales: Tensor  # (R,) s_k
 
 
 def _check_fits(adapter: Adapter, base: Checkpoint) -> None:

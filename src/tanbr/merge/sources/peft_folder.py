@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -85,7 +86,7 @@ def read_adapter(folder: Path) -> Adapter:
     if not sides:
         raise CheckpointError(f"{folder / WEIGHTS} holds no LoRA factors; fetch the adapter again")
     factors = {
-        f"{module}.weight": _low_rank(folder, module, both.get("A"), both.get("B"), settings, embedding=embedding)
+        f"{module}.weight": _low_rank(folder, module, both, settings, embedding=embedding)
         for (module, embedding), both in sides.items()
     }
     return Adapter(folder, settings, [file], factors, whole)
@@ -104,20 +105,15 @@ def _check_kind(folder: Path, settings: dict[str, Any]) -> None:
     start = settings.get("init_lora_weights", True)
     if isinstance(start, str) and start not in STARTS:
         raise CheckpointError(
-            f"{folder} was started by {start}, which changes the base itself; convert it to a plain LoRA adapter with "
+            f"{folder} was started by {start}, which changes the base; make it a plain LoRA adapter with "
             "save_pretrained(…, path_initial_model_for_weight_conversion=…)"
         )
 
 
 def _low_rank(
-    folder: Path,
-    module: str,
-    down: TensorSpec | None,
-    up: TensorSpec | None,
-    settings: dict[str, Any],
-    *,
-    embedding: bool,
+    folder: Path, module: str, sides: Mapping[str, TensorSpec], settings: dict[str, Any], *, embedding: bool
 ) -> LowRank:
+    down, up = sides.get("A"), sides.get("B")
     if down is None or up is None or len(down.shape) != 2 or len(up.shape) != 2 or down.shape[0] != up.shape[1]:
         shapes = [None if spec is None else spec.shape for spec in (down, up)]
         raise CheckpointError(f"{folder}: {module} must have two factors A (r, n) and B (m, r) (got {shapes})")
@@ -125,8 +121,12 @@ def _low_rank(
         raise CheckpointError(f"{folder}: the factors of {module} must be 16- or 32-bit floats (got {down.dtype})")
     rank = _own(folder, settings, "rank_pattern", module, settings.get("r"))
     alpha = _own(folder, settings, "alpha_pattern", module, settings.get("lora_alpha"))
-    fits = type(rank) is int and 0 < rank == down.shape[0]
-    if not fits or type(alpha) not in (int, float) or not math.isfinite(alpha):
+    if (
+        type(rank) is not int
+        or not 0 < rank == down.shape[0]
+        or type(alpha) not in (int, float)
+        or not math.isfinite(alpha)
+    ):
         raise CheckpointError(
             f"{folder}: {SETTINGS} gives {module} rank {rank} and alpha {alpha}, but its factors have rank "
             f"{down.shape[0]}; fetch the adapter again"
@@ -138,7 +138,7 @@ def _low_rank(
 def _own(folder: Path, settings: dict[str, Any], key: str, module: str, default: Any) -> Any:
     """Find a module's own value: the first pattern that its name ends in, or is, after a `^`.
 
-    PEFT takes patterns as regular expressions; one of a stranger may never end, so that only names are taken here.
+    PEFT takes regular expressions, of which a stranger's may never end: only names are taken here.
     """
     patterns = settings.get(key) or {}
     if not isinstance(patterns, dict):

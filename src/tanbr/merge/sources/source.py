@@ -1,11 +1,9 @@
 """What an expert source is: a dense model in pieces, of which some have K experts, all of them in mapped files.
 
-A source says which tensors the dense model has, which of them change with a blend, and where each expert's share of
-them lies; merge methods read the experts through it. It reads headers, not weights: what an expert holds is looked at
-when a merge asks for it, piece by piece.
+A source says where each expert's share of a tensor lies; merge methods read the experts through it. It reads headers:
+what an expert holds is looked at when a merge asks for it, piece by piece.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,9 +17,9 @@ from torch import Tensor
 from tanbr.errors import CheckpointError
 from tanbr.merge.blend import is_finite, weighted_sum
 from tanbr.merge.sources.peft_folder import Adapter
-from tanbr.moe.checkpoint import Checkpoint, TensorFile, TensorSpec, understood
+from tanbr.moe.checkpoint import Checkpoint, TensorFile, TensorSpec, digests_of, understood
 from tanbr.moe.families import family_of, read_settings
-from tanbr.moe.family import Family, Piece, Settings, Site
+from tanbr.moe.family import Block, Family, Piece, Settings, Site
 
 ROWS = 256  # of a matrix, that tell whether it descends from another
 BASE = "base/"  # the base among the members of a joined checkpoint: no path ends like this
@@ -73,11 +71,9 @@ class ExpertSource:
     def check(self, expert: int) -> None:
         """Refuse an expert that holds NaN or infinity, before it gets near a model in use."""
         for piece in self.blended:
-            name, start = piece.blocks[expert]
-            if not is_finite(self.checkpoint.blocks([(name, start)], math.prod(piece.shape))[0]):
-                raise CheckpointError(
-                    f"{name} of {self.checkpoint.path} holds NaN or infinity; the checkpoint is damaged"
-                )
+            name = piece.blocks[expert][0]
+            if not is_finite(ExpertSource.one(self, piece, expert)):
+                raise CheckpointError(f"{name} of {self.checkpoint.path} holds NaN or infinity: it is damaged")
 
     def ancestor(self, piece: Piece) -> Tensor | None:  # noqa: ARG002
         """View what a piece's experts came from (n,); None if that is not known."""
@@ -149,13 +145,57 @@ class Joined(Checkpoint):
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file, by member."""
-        found: dict[str, str] = {}
-        for number, member in enumerate(self.members.values()):
-            where = f"{number}:{member.path.resolve().name}"
-            settings = (member.path / member.settings_file).read_bytes()
-            found[f"{where}/{member.settings_file}"] = hashlib.sha256(settings).hexdigest()
-            found |= {f"{where}/{file.path.name}": file.digest() for file in member.files}
-        return found
+        return {
+            f"{number}:{member.path.resolve().name}/{name}": digest
+            for number, member in enumerate(self.members.values())
+            for name, digest in digests_of(member.path / member.settings_file, member.files).items()
+        }
+
+
+class MoeOverAncestor(MoeCheckpoint):
+    """The experts of an MoE, and behind them the ancestor's FFNs; the rest of the model is the MoE's."""
+
+    with_base = True
+
+    def __init__(self, checkpoint: Checkpoint, ancestor: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self._ancestor = ancestor
+        added = {piece.target: self._block(piece) for piece in self.blended}
+        self.checkpoint = Joined(checkpoint.path, checkpoint.config, {"": checkpoint, BASE: ancestor})
+        self.pieces = [
+            piece if piece.weights else replace(piece, blocks=(*piece.blocks, added[piece.target]))
+            for piece in self.pieces
+        ]
+        for at, site in enumerate(self.sites):
+            parts = tuple(replace(part, blocks=(*part.blocks, added[part.target])) for part in site.parts)
+            self.sites[at] = replace(site, parts=parts)
+        del self.blended  # it was worked out without the ancestor
+        self.count += 1
+        self.names += ["base"]
+
+    def _block(self, piece: Piece) -> Block:
+        """Find a piece in the ancestor; refuse one that holds it in another shape."""
+        spec = self._ancestor.specs.get(piece.target)
+        mine = self.checkpoint.specs[piece.blocks[0][0]]
+        if spec is None or (spec.shape, spec.dtype, piece.scale) != (piece.shape, mine.dtype, 1.0):
+            has = "it has none" if spec is None else f"it has {spec.shape} {spec.dtype}"
+            raise CheckpointError(
+                f"{self._ancestor.path} cannot be an expert of {self.checkpoint.path}: for that it needs "
+                f"{piece.target} {piece.shape} {mine.dtype}{'' if piece.scale == 1 else ', not scaled'}, and {has}"
+            )
+        return f"{BASE}:{piece.target}", 0
+
+    def ancestor(self, piece: Piece) -> Tensor:
+        """View the ancestor's part of a piece (n,)."""
+        return self.one(piece, self.trained)
+
+    def beside(self, folder: str) -> Path:
+        """Name a folder for what was measured of the experts and their ancestor."""
+        return super().beside(f"{folder}-base")
+
+    def own_files(self, expert: int) -> list[Path]:
+        """List the ancestor's files; the others lie side by side."""
+        return [file.path for file in self._ancestor.files] if expert == self.trained else []
 
 
 def check_depth(checkpoint: Checkpoint) -> None:

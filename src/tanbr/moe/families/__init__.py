@@ -5,6 +5,7 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig
+from transformers.utils.logging import disable_progress_bar
 
 from tanbr.errors import CheckpointError
 from tanbr.moe.families.bert import BERT, BertMoeForSequenceClassification
@@ -19,6 +20,8 @@ from tanbr.moe.families.qwen import QWEN2, QWEN3
 from tanbr.moe.families.switch import SWITCH
 from tanbr.moe.families.t5 import T5, T5MoeForConditionalGeneration
 from tanbr.moe.family import Family, Settings
+
+disable_progress_bar()  # our own commands show what takes long
 
 _ALL = (BERT, T5, SWITCH, NLLB, MIXTRAL, QWEN2, QWEN3, OLMOE, FLEX_OLMO, GRANITE, DEEPSEEK, GLM4, ERNIE, GPT_OSS)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
@@ -46,15 +49,13 @@ def family_of(config: dict[str, Any]) -> Family:
     if model_type in REFUSED:
         raise CheckpointError(f"{model_type} models cannot be merged: {REFUSED[model_type]}")
     if "quantization_config" in config:
-        raise CheckpointError(
-            f"this {model_type} checkpoint is quantised; load it with transformers, dequantise and save it"
-        )
+        raise CheckpointError(f"a {model_type} checkpoint is quantised; dequantise it with transformers and save it")
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     near = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.0)[0]
+    known = ", ".join(sorted(FAMILIES))
     raise CheckpointError(
-        f"{model_type!r} is no MoE family that can be merged; the nearest supported is {near!r} "
-        f"(all: {', '.join(sorted(FAMILIES))})"
+        f"{model_type!r} is no MoE family known here; the nearest supported is {near!r} (all: {known})"
     )
 
 

@@ -35,12 +35,8 @@ class BertMoeLayer(MoeSite, BertLayer):
 
     def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
         """Run the FFN on (n, length, D)."""
-        ffn = ExpertFfn(
-            inner=[self.intermediate.dense],
-            outer=self.output.dense,
-            act=self.intermediate.intermediate_act_fn,
-            dropout=nn.Identity(),
-        )
+        inner, outer, act = [self.intermediate.dense], self.output.dense, self.intermediate.intermediate_act_fn
+        ffn = ExpertFfn(inner, outer, act, nn.Identity())
         hidden: Tensor = self.output.dropout(ffn(attention_output, self))
         normed: Tensor = self.output.LayerNorm(hidden + attention_output)
         return normed

@@ -16,7 +16,7 @@ def _scaling(_: Checkpoint, settings: Settings, site: str) -> Fold:
     """Find the factor: top-k weights are normalised, then scaled."""
     if not settings["norm_topk_prob"]:
         raise CheckpointError(
-            f"{site}: with norm_topk_prob off the scores' sum depends on the input, and no dense model holds a merge"
+            f"{site}: with norm_topk_prob off the factor depends on the input: no dense model has that"
         )
     return Fold(float(settings["routed_scaling_factor"]), "routed_scaling_factor")
 

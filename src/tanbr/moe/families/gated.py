@@ -50,9 +50,7 @@ def mean_mass(checkpoint: Checkpoint, *, router: str, norm: str, top_k: int, bia
     """Estimate the mean softmax mass of the top-k experts, for the router weight (K, D) behind the norm weight (D,)."""
     for name in (router, norm):
         if name not in checkpoint.specs:
-            raise CheckpointError(
-                f"{checkpoint.path} lacks {name}, which the scale of the merged experts is taken from"
-            )
+            raise CheckpointError(f"{checkpoint.path} lacks {name}, which the scale of merged experts comes from")
     weight = checkpoint.tensor(router).float()
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(DRAWS, weight.shape[1], generator=generator) * checkpoint.tensor(norm).float()

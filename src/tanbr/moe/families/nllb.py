@@ -3,12 +3,7 @@
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.family import ExpertPattern, Family, Fold, Role, Settings
 
-_TENSORS: tuple[tuple[str, Role], ...] = (
-    ("fc1.weight", "up"),
-    ("fc1.bias", "up_bias"),
-    ("fc2.weight", "down"),
-    ("fc2.bias", "down_bias"),
-)
+_TENSORS: dict[str, Role] = {"fc1.weight": "up", "fc1.bias": "up_bias", "fc2.weight": "down", "fc2.bias": "down_bias"}
 
 
 def _token_dropout(_: Checkpoint, settings: Settings, __: str) -> Fold:
@@ -22,7 +17,7 @@ NLLB = Family(
     count="num_experts",
     experts=tuple(
         ExpertPattern(f"{{site}}.ffn.experts.expert_{{k}}.{name}", {role: f"{{site}}.{name}"})
-        for name, role in _TENSORS
+        for name, role in _TENSORS.items()
     ),
     drop=(r"\.ffn\.router\.",),
     rename=(
