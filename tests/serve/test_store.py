@@ -8,7 +8,7 @@ import pytest
 from tanbr.errors import StateError
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.records import ServiceError
-from tanbr.serve.store import FILE, VERSION, FeedbackRow, FolderLock, RequestRow, Store, make_private, shown, vector
+from tanbr.serve.store import FILE, VERSION, FeedbackRow, RequestRow, Store, make_private, shown, vector
 
 IDS = RequestIds(b"k" * 32)
 
@@ -143,24 +143,12 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path, version: int, say
 
 
 def test_a_folder_is_of_one_server_at_a_time_and_the_other_is_named(tmp_path: Path) -> None:
-    lock = FolderLock(tmp_path)
+    store = Store(tmp_path)
     with pytest.raises(StateError, match=f"in use by another server \\(process {os.getpid()}\\)"):
-        FolderLock(tmp_path)
-    lock.release()
-    lock.release()
-    FolderLock(tmp_path).release()
-
-
-def test_a_lock_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, opened = FolderLock(tmp_path), os.open
-    late = opened(tmp_path / "lock", os.O_RDWR)  # by a server that comes while this one goes
-    lock.release(remove=True)
-    assert not list(tmp_path.iterdir())
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", lambda *_: late)
-        with pytest.raises(StateError, match="in use"):
-            FolderLock(tmp_path)
-    FolderLock(tmp_path).release()
+        Store(tmp_path)
+    store.close()
+    store.close()
+    Store(tmp_path).close()
 
 
 def test_an_empty_folder_becomes_private_and_one_with_other_things_stays(tmp_path: Path) -> None:

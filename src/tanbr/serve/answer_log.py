@@ -44,7 +44,7 @@ class AnswerLog:
         self.held: Counter[Place] = Counter()  # requests that a model of a slot has answered; of the last slots
         self.answered = 0  # requests since the process started
         self._store, self._config, self._encode = store, config, encode
-        self._shadow, self._classes, self._keep_logits, self._tasks = shadow, classes, keep_logits, tasks
+        self._shadow, self._classes, self._keep_logits, self.tasks = shadow, classes, keep_logits, tasks
         self._rng = np.random.default_rng(config.seed)
         self._lock = threading.Lock()
         self._recent: deque[Answers] = deque()
@@ -138,7 +138,7 @@ class AnswerLog:
         """Rewards that the server gave itself for the models of a slot, by place: from memory, or from the store."""
         if slot > self._told and not any(place[0] == slot for place in self._tallies):
             for place, parts in self._store.measured(slot).items():
-                self._tallies[slot, place] = Tally(self._tasks, parts)
+                self._tallies[slot, place] = Tally(self.tasks, parts)
         return {place: tally for (number, place), tally in self._tallies.items() if number == slot}
 
     def late(self) -> list[int]:
@@ -164,7 +164,7 @@ class AnswerLog:
         """Reward a batch by its confidence, and a few of its requests by the un-merged MoE; not what is novel."""
         weights, place = self._config.rewards, (batch.slot, batch.place)
         self.measured(batch.slot)  # what the store holds comes first
-        tally = self._tallies.get(place, Tally(self._tasks))
+        tally = self._tallies.get(place, Tally(self.tasks))
         shares = by_mix(seen.posteriors, mix)  # (n, V)
         if weights.confidence and not seen.novel.all():
             known = shares[~seen.novel]

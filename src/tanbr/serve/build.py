@@ -27,7 +27,7 @@ from tanbr.serve.check import UNKNOWN, Check, Report, digest, measured_in, self_
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
-from tanbr.serve.lineage import expert_names, method_of
+from tanbr.serve.lineage import method_of
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service, log
 from tanbr.serve.survey import Survey
@@ -72,25 +72,15 @@ def build(
 ) -> Service:
     """Make a service, not yet started, of a checkpoint (the embedded model if None), or of `experts` and their base.
 
-    The checkpoint's card, or a list of experts, says its tasks. The `base` is one more expert, if nothing says which
-    expert belongs to which task, or if that is asked for. `history` is a JSONL file of
-    {"text": …, "task": …, "label": …?} lines, text a string or a pair, or labelled rows in other files; by default
-    `history.jsonl` in the checkpoint's folder, if there is one. It names the tasks that are served, teaches the
-    monitor, and its labelled lines are the guard's probes. Without any the monitor groups the traffic by itself, into
-    as many latent tasks as there are experts if the checkpoint has no card either.
-    `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
-    `warm_start` like it before its first slot. Experts that do not merge are refused unless `force` is given. With
-    `check`, how many models are served and how they are merged is measured first, where that is not set (`check.py`).
-    `backend` and `make_engine` are those of a `Service`.
+    The options are those of `StartConfig`. With `check`, how many models are served and how they are merged is measured
+    first, where that is not set (`check.py`). `backend` and `make_engine` are those of a `Service`.
     """
-    moe = opened(
-        checkpoint,
-        experts=experts,
-        blend_only=blend_only,
-        base=with_base(base, config.blend, survey, warm_start),
-        method=config.method,
-        say=lambda line: report(line, 0, 0),
-    )
+
+    def say(line: str) -> None:
+        report(line, 0, 0)
+
+    base = with_base(base, config.blend, survey, warm_start)
+    moe = opened(checkpoint, experts=experts, blend_only=blend_only, base=base, method=config.method, say=say)
     if config.blend is None and moe.source.weights:
         config = config.model_copy(update={"blend": moe.source.weights})
     if config.method is None:
@@ -100,9 +90,8 @@ def build(
         if verdict == "do not merge":
             raise CheckpointError(f"{moe.path} should not be merged: {why}; pass --force to serve it all the same")
     about = known_of(moe, history)
-    tasks, own, past = about.tasks, about.own, about.past
+    tasks, own, past = about.tasks, about.own, about.past or []
     names = [task.name for task in tasks]
-    probes = about.rows[:: max(1, len(about.rows) // PROBES)][:PROBES]
     best = None if survey is None else Survey.load(survey).check(moe, tasks, survey)
     prior = None if warm_start is None else Survey.load(warm_start).check(moe, tasks, warm_start)
     device_of(config.device)  # before anything is measured
@@ -116,15 +105,15 @@ def build(
             config = config.model_copy(update={"method": "average"})
         found = checked(about, config, state, monitor=monitor, report=report)
     if found is not None:
-        found = found if adopt else found.by(method_of(state))
+        found = found if adopt else replace(found, method=method_of(state))
         config = config.model_copy(update={"models": found.taken.models})
         moe = Moe(moe.source, method=found.taken.method)
 
     def recogniser() -> Monitor:
-        if past is None and not own:
+        if about.past is None and not own:
             return Monitor(names, "clusters", config=monitor)
         taught = Monitor(names, config=monitor)  # without a history, the first labels teach it
-        taught.learn([one.text for one in past or ()], [one.task for one in past or ()])
+        taught.learn([one.text for one in past], [one.task for one in past])
         return taught
 
     settings = (router or RouterConfig()).of_requests(own, () if found is None else found.taken.groups)
@@ -141,14 +130,13 @@ def build(
         router=chooser,
         monitor=recogniser,
         monitor_config=monitor or MonitorConfig(),
-        probes=probes,
-        texts=[past[i].text for i in np.linspace(0, len(past) - 1, min(JUDGED, len(past))).astype(int)] if past else (),
-        expert_names=expert_names(moe),
+        probes=about.rows[:: max(1, len(about.rows) // PROBES)][:PROBES],
+        texts=[past[i].text for i in np.linspace(0, len(past) - 1, min(JUDGED, len(past))).astype(int)],
         own_experts=own,
         survey=best,
         check=found,
         adopt=adopt,
-        say=lambda line: report(line, 0, 0),
+        say=say,
         observer=observer,
         backend=backend,
         make_engine=make_engine,
@@ -271,18 +259,7 @@ def checked(
     if kept is not None:
         return kept
     try:
-        found = self_check(
-            moe,
-            about.rows,
-            about.space,
-            own=about.own,
-            memory=config.memory,
-            models=config.models,
-            method=config.method,
-            precision=config.precision,
-            monitor=monitor,
-            report=report,
-        )
+        found = self_check(moe, about.rows, about.space, own=about.own, config=config, monitor=monitor, report=report)
     except ConfigError as why:
         report(f"no self-check: {why}", 0, 0)
         return None
@@ -302,9 +279,9 @@ class PastRequest(BaseModel):
 
 def _tasks_of(past: Sequence[PastRequest]) -> list[Task]:
     """The tasks that a history names, with the labels that it holds."""
-    found: dict[str, set[str]] = {one.task: set() for one in past}
+    found: dict[str, set[str]] = {}
     for one in past:
-        found[one.task] |= {one.label} if one.label else set()
+        found.setdefault(one.task, set()).update([one.label] if one.label else ())
     return [Task(name, ("accuracy",) if has else (), tuple(sorted(has))) for name, has in found.items()]
 
 

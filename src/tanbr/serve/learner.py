@@ -8,7 +8,6 @@ import math
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -25,7 +24,7 @@ from tanbr.loop.turn import turn
 from tanbr.serve.config import step_back
 from tanbr.serve.journal import save, state_file, write_pin
 from tanbr.serve.messages import Broken, Message
-from tanbr.serve.records import Alarm, Observer, ServiceError
+from tanbr.serve.records import ServiceError
 from tanbr.serve.world import Laps, ServedWorld
 from tanbr.types import Blend, FloatArray
 
@@ -34,32 +33,6 @@ Result = TypeVar("Result")
 PATIENCE = 0.5  # seconds that requests wait, at most, for a slot to turn
 TICK = 0.2  # seconds between two looks at what was answered: seldom, as Python runs one thread at a time
 MOST_PAUSE = 60.0  # seconds; after a failure the next try waits twice as long as the last, up to this
-ALARMS = 50  # kept for operators
-
-
-class Alarms:
-    """What operators should know; any thread may add to it."""
-
-    def __init__(self, observer: Observer) -> None:
-        self.observer, self._lock = observer, threading.Lock()
-        self._alarms: deque[Alarm] = deque(maxlen=ALARMS)
-        self.slot = -1  # that is open
-
-    def __call__(self, text: str) -> None:
-        """Tell operators; what repeats is told once."""
-        with self._lock:
-            repeated = bool(self._alarms) and self._alarms[0].text == text
-            if repeated:
-                self._alarms.popleft()
-            self._alarms.appendleft(Alarm(time.time(), self.slot, text))
-        if not repeated:
-            self.observer.alarm(text)
-
-    @property
-    def newest(self) -> tuple[Alarm, ...]:
-        """All that are kept, newest first."""
-        with self._lock:
-            return tuple(self._alarms)
 
 
 class LearnerThread:
@@ -69,12 +42,11 @@ class LearnerThread:
         self,
         world: ServedWorld,
         *,
-        alarms: Alarms,
         clock: Callable[[], float] = time.monotonic,
         opened: Callable[[], None] = lambda: None,
     ) -> None:
         """Go on with the world's open slot; `opened` is called when requests need not wait for a turn any more."""
-        self.world, self.view, self.alarms = world, world.view, alarms
+        self.world, self.view, self.alarms = world, world.view, world.alarm
         self._config, self._answers, self._store = world.config, world.answers, world.store
         self._clock, self._opened = clock, opened
         self.alarms.slot = self.learner.slot.number

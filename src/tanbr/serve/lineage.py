@@ -99,7 +99,7 @@ def method_of(folder: Path) -> str | None:
 def lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> MadeFor:
     """Give what the state was made for, if that is what is wanted (a new one is), or if it is to be adopted."""
     found = read_made_for(store)
-    if found is None:
+    if found is None or store.next_slot == 0:  # what was begun and could not start binds nobody
         store.set_meta("made_for", json.dumps(asdict(wanted)))
         return wanted
     if found != wanted and not adopt:

@@ -46,8 +46,8 @@ class Writing(TypedDict):
 class Backend(ABC):
     """A dense model that answers, and the one way other weights get into it.
 
-    It answers in one thread at a time for each twin; nobody answers with it while `merge` runs. What has a default
-    here says so of a classifier in this process's memory, in float32.
+    It answers in one thread at a time for each twin, and not while `merge` runs. Defaults are those of a classifier in
+    this process's memory, in float32.
     """
 
     readers: int = 0  # batches that are being answered with it; the engine counts them
