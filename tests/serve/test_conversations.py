@@ -21,9 +21,3 @@ def test_a_conversation_has_its_version_until_it_is_idle_and_the_oldest_is_forgo
     for number, key in enumerate("abc"):
         known.note(key, number)
     assert [known.version(key) for key in "abc"] == [None, 1, 2]
-
-
-def test_without_a_time_nothing_is_kept() -> None:
-    known = Conversations(0.0, clock=lambda: 0.0)
-    known.note("a", 3)
-    assert known.version("a") is None

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from serve.serving import ROWS, TEXTS, K, Ledger, Run, V, answer, service, told, until
+from serve.serving import TEXTS, K, Ledger, Run, V, answer, service, told, until
 from tanbr.errors import StateError
 from tanbr.lab.tasks import tiny
 from tanbr.loop.guard import LEAST_COUNT
@@ -54,17 +54,6 @@ def test_without_feedback_the_start_blend_stays_and_answers_as_the_even_one_does
 
 
 # --- feedback ---------------------------------------------------------------------------------------------------------
-
-
-def test_what_was_answered_can_be_fed_back_at_once(live: Service) -> None:
-    accepted = 0
-    for start in range(300):
-        row = ROWS[start % len(ROWS)]
-        spec = tiny.BY_NAME[row.task]
-        (key,) = live.submit([row.text]).result(30).request_ids
-        label = row.target if spec.graded else spec.labels[int(row.target)]
-        accepted += live.feedback([Feedback(key, task=row.task, label=label)]).accepted
-    assert accepted == 300
 
 
 @pytest.mark.parametrize("how", ["pin", "rollback", "guard"])
@@ -362,17 +351,6 @@ def timed(still: Service) -> tuple[LearnerThread, Clock]:
     return still.learning, clock
 
 
-def test_a_slot_holds_the_requests_it_should_and_at_most_a_batch_more(run: Run) -> None:
-    live = run(slot_requests=64, batch=16)
-    for sent in range(1, 21):  # a client that leaves the learner its time
-        live.submit((TEXTS * 2)[:16]).result(30)
-        until(lambda sent=sent: live.state().slot == sent * 16 // 64)  # type: ignore[misc]
-    held = [slot.requests for slot in live.slots()[1:]]
-    live.stop()
-    assert len(held) == 5
-    assert all(64 <= count <= 64 + 16 for count in held)
-
-
 def flood(live: Service, requests: int = 40) -> list[Any]:
     """Send more at once than slots can turn for."""
     return [live.submit((TEXTS * 2)[:16]) for _ in range(requests)]
@@ -435,10 +413,6 @@ def test_requests_wait_for_a_turn_only_so_long(still: Service) -> None:
     learning.step()  # it has turned
     assert learning.room(0, 0) == learning.room(2, 0) == (math.inf, False)  # nobody waits for what is not open
     assert learning.room(1, 0) == (64, False)  # a slot may be a quarter too short, to make up for one too long
-
-
-def test_slots_of_seconds_hold_any_number_of_requests(run: Run) -> None:
-    assert run(slot_seconds=3600.0).learning.room(0, 1_000_000) == (math.inf, False)
 
 
 def test_slots_grow_where_requests_come_faster_than_they_turn_and_that_is_said_once(
@@ -559,30 +533,6 @@ def test_whoever_asks_just_as_the_thread_ends_is_refused(still: Service, monkeyp
     asking.start()
     asking.join(30)
     assert said == ["the server is stopping"]
-
-
-def test_what_is_asked_before_a_stop_is_done(still: Service) -> None:
-    thread = still.learning
-    begun, go = threading.Event(), threading.Event()
-    done: list[int] = []
-
-    def hold() -> None:
-        begun.set()
-        assert go.wait(30)
-
-    thread.start()
-    holding = threading.Thread(target=lambda: thread.call(hold), daemon=True)
-    holding.start()
-    assert begun.wait(30)
-    future = thread._send(lambda: done.append(thread.end_slot()))
-    stopping = threading.Thread(target=lambda: thread.stop(30), daemon=True)
-    stopping.start()
-    until(lambda: thread._stopping)
-    go.set()
-    future.result(30)
-    for one in (holding, stopping):
-        one.join(30)
-    assert (done, thread.saved) == ([1], True)
 
 
 def test_requests_do_not_wait_for_a_locked_store_where_blends_are_merged_in_place(run: Run) -> None:

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from serve.serving import K, Ledger, Run, V, service, until
+from serve.serving import K, Ledger, Run, V, until
 from serve.text_model import write
-from tanbr.errors import ConfigError, InputError
+from tanbr.errors import InputError
 from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
-from tanbr.router import Tanbr
-from tanbr.router.config import RouterConfig
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import place_of, slot_of
 from tanbr.serve.panel import Panel
@@ -197,30 +195,6 @@ def test_a_restart_goes_on_with_its_panel_also_with_more_models_or_fewer(run: Ru
     router: Any = again.learner.router
     assert router.told == len(ALL)
     assert len(again.state().models) == models
-
-
-def test_the_default_router_learns_from_a_panel(run: Run) -> None:
-    router = Tanbr(K, V, seed=0, config=RouterConfig().of_requests(OWN))
-    one = run(router=router, own_experts=OWN, models=2, rewards={"settle_slots": 0})
-    for _ in range(3):
-        answered = one.submit(ALL).result(30)
-        one.feedback([Feedback(name, reward=1.0) for name in answered.request_ids])
-        one.end_slot()
-    assert isinstance(one.learner.router, Tanbr)
-    assert one.learner.router.account is not None
-    assert one.learner.router.account.slots == 3
-    assert one.state().alarms == ()
-
-
-def test_as_many_models_as_fit_into_the_memory(tmp_path: Path, taught: Path) -> None:
-    moe = open_moe(service(tmp_path / "a", taught).learning.world.engine.moe.path)
-    one, more = (4 * sum(int(np.prod(piece.shape)) for piece in some) for some in (moe.plan.pieces, moe.plan.blended))
-    for memory, models in ((one, 1), (one + 2 * more, 3), (100 * more, moe.num_experts)):
-        made = service(tmp_path / f"{memory}", taught, memory=memory)
-        assert made.info.models == models
-        made.stop()
-    with pytest.raises(ConfigError, match=f"memory must be at least {one} bytes"):
-        service(tmp_path / "b", taught, memory=one - 1)
 
 
 def test_a_model_that_writes_takes_part(tmp_path: Path) -> None:

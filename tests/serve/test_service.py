@@ -18,17 +18,6 @@ from tanbr.serve.records import Answered, Feedback, Overloaded, ServiceError, St
 from tanbr.serve.service import Service
 
 
-def test_an_answer_is_the_merged_models_and_names_its_version(live: Service, moe: Moe) -> None:
-    answered = live.submit(TEXTS[:9]).result(30)
-    now = live.state()
-    expected = Engine(moe, blend=now.blend).logits(TEXTS[:9])
-    np.testing.assert_allclose(answered.logits, expected, atol=1e-4)
-    assert answered.merge_version == now.merge_version == 1
-    assert len(set(answered.request_ids)) == 9
-    assert live.info.columns[:2] == ("unacceptable", "acceptable")
-    assert live.info.loaded_bytes + live.info.spare_bytes < live.info.full_bytes / 2
-
-
 def test_every_answer_under_swaps_is_of_exactly_the_version_it_names(live: Service, moe: Moe) -> None:
     answers: list[Answered] = []
     done = threading.Event()

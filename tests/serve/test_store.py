@@ -8,7 +8,7 @@ import pytest
 from tanbr.errors import StateError
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.records import ServiceError
-from tanbr.serve.store import FILE, VERSION, FeedbackRow, RequestRow, Store, make_private, shown, vector
+from tanbr.serve.store import FILE, VERSION, FeedbackRow, RequestRow, Store, shown, vector
 
 IDS = RequestIds(b"k" * 32)
 
@@ -149,14 +149,3 @@ def test_a_folder_is_of_one_server_at_a_time_and_the_other_is_named(tmp_path: Pa
     store.close()
     store.close()
     Store(tmp_path).close()
-
-
-def test_an_empty_folder_becomes_private_and_one_with_other_things_stays(tmp_path: Path) -> None:
-    empty, full = tmp_path / "empty", tmp_path / "full"
-    for folder in (empty, full):
-        folder.mkdir(mode=0o755)
-    (full / "something").touch()
-    for folder in (empty, full):
-        make_private(folder)
-    assert empty.stat().st_mode & 0o777 == 0o700
-    assert full.stat().st_mode & 0o777 == 0o755

@@ -102,15 +102,6 @@ def test_n_answers_are_one_request_each(asked: Asked) -> None:
     assert many.usage.total_tokens == many.usage.prompt_tokens + many.usage.completion_tokens
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(asked: Asked) -> None:
-    how = {"temperature": 1.4, "seed": 8, "n": 2, "max_tokens": 12, "top_p": 0.9}
-    whole = asked.whole([asked.prompt, "w4 w5"], **how)
-    pieces, ends, usage = asked.streamed([asked.prompt, "w4 w5"], **how)
-    assert pieces == texts(whole)
-    assert ends == [choice.finish_reason for choice in whole.choices]
-    assert usage == whole.usage
-
-
 @pytest.mark.parametrize("sampled", [False, True])
 def test_an_answer_ends_before_the_first_string_that_stops_it(asked: Asked, sampled: bool) -> None:
     ways: list[dict[str, Any]] = [{"temperature": 1.4, "seed": seed} for seed in range(40)] if sampled else [{}]
