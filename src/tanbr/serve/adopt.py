@@ -1,9 +1,8 @@
-"""Adoption: a state goes on with other experts, other tasks, or another merge method.
+"""Adoption: a state goes on with other experts, other tasks, or another merge method, by names and contents.
 
-It goes by names and contents, never by places. An expert is the same one if its name and its weights are, a task if its
-name is. Blends, mixes and rewards are written anew in the new order, in one transaction. A new expert has weight 0 in
-old blends. What is known of an expert that is gone or has changed is forgotten, and that alone: of a blend that used a
-little of it the rest is kept as a prior, but not what its own task earned.
+Blends, mixes and rewards are written anew in the new order, in one transaction; a new expert has weight 0 in them. Only
+what is known of an expert that is gone or has changed is forgotten: of a blend that used a little of it the rest is kept
+as a prior, but not what its own task earned.
 """
 
 import json
@@ -119,10 +118,7 @@ class Adoption:
         return [self.old.experts[k] for k in np.flatnonzero(blend).tolist() if self.experts.to[k] is None]
 
     def carry_out(self, store: Store, config: RewardConfig, *, say: Callable[[str], None]) -> None:
-        """Say what is kept, copy the folder, and write the state anew.
-
-        Slots and versions end, their numbers continue. What blends have earned is left for `inherit`.
-        """
+        """Say what is kept, copy the folder, and write the state anew; what was earned is left for `inherit`."""
         before = _versions(store, self.old, config)
         after = [moved for one in before if (moved := self._moved(one)) is not None]
         for line in self._said(store, before=len(before), after=len(after)):
@@ -229,8 +225,7 @@ def _router(store: Store, made_for: MadeFor) -> Tanbr | None:
 def _versions(store: Store, made_for: MadeFor, config: RewardConfig) -> list[Version]:
     """Say what blends have earned: what the router knows, and feedback that it was not told yet.
 
-    Of a router that does not say, or that knows gains from practice alone, what each merge version earned by all
-    feedback: gains over one even blend say nothing about those over another.
+    Of a router that does not say, or knows gains from practice alone, what each merge version earned by all feedback.
     """
     trust, V = read_trust(store), len(made_for.tasks)
     router, mark = _router(store, made_for), int(store.meta("mark") or 0)
@@ -278,10 +273,7 @@ def inherit(
     past: Sequence[Row] = (),
     say: Callable[[str], None],
 ) -> Monitor:
-    """Tell a new router what an adopted state has earned; the state's monitor, or a new one that knows what it knew.
-
-    A task that is new starts from what like tasks have earned: those that its `past` rows are taken for.
-    """
+    """Tell a new router what an adopted state has earned; the state's monitor, or a new one that knows what it knew."""
     old = None
     with suppress(SettingsError):  # a monitor of other settings reads texts otherwise
         old = None if store.meta("monitor") is None else Monitor.load(state_file(store, "monitor"), config=config)

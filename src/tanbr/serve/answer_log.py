@@ -102,7 +102,7 @@ class AnswerLog:
     def read(self, monitor: Monitor, mix: TaskMix) -> tuple[list[Given], Exception | None]:
         """Let the monitor count what arrived, measure and store it: rewards by shadowing, and what failed last.
 
-        What cannot be recognised, or stored, is tried again with what comes next; all else is read.
+        What fails is tried again with what comes next.
         """
         error: Exception | None = None
         unread: list[Answers] = []

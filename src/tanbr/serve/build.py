@@ -144,10 +144,7 @@ def build(
 
 
 def with_base(asked: bool | None, blend: object, *surveys: Path | None) -> bool | None:
-    """Whether the base is to be an expert; None where that is for `opened` to say.
-
-    What was given for the experts as they are, weights or a survey, would not fit one more.
-    """
+    """Whether the base is to be an expert (None: `opened` says): weights or a survey would not fit one more."""
     return False if asked is None and (isinstance(blend, tuple) or any(surveys)) else asked
 
 
@@ -206,8 +203,7 @@ class Known:
 def known_of(moe: Moe, history: Path | None) -> Known:
     """Put together what card, list and history say.
 
-    Without a history, labels that clients send tell the tasks apart, where tasks have labels; where nothing does, the
-    monitor's tasks are groups of its own, and no expert is known to be theirs.
+    Without a history, labels tell the tasks apart; without labels, the monitor's tasks are groups of its own.
     """
     card = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels)
     if history is None and (Path(moe.path) / HISTORY).is_file():
@@ -248,10 +244,7 @@ def _by_labels(tasks: Sequence[Task], heads: Sequence[Sequence[str]]) -> tuple[i
 def checked(
     about: Known, config: ServeConfig, state: Path, *, monitor: MonitorConfig | None, report: Report
 ) -> Check | None:
-    """Measure how to serve, or read what was measured at the last start; None, and a report of why, if that cannot be.
-
-    Gram matrices go to the state's folder, which may be removed with it.
-    """
+    """Measure how to serve, or read what was measured at the last start; None, and a report why, if it cannot be."""
     moe = about.moe
     moe.source.measured = measured_in(state, moe)
     made_for = digest(moe, about.rows, moe.num_experts, config.memory, config.models, config.method, config.precision)

@@ -189,10 +189,7 @@ class _Checking:
 
 
 def grouped(shared: FloatArray, groups: int) -> NDArray[np.intp]:
-    """Part V tasks into groups (V,), those together that lose least by it: `shared` (V, V) is what two earn together.
-
-    From every task alone, the two groups are joined whose tasks lose least on average, until there are so many.
-    """
+    """Part V tasks into groups (V,), joining those that lose least by it; `shared` (V, V) is what two earn together."""
     parts = [[v] for v in range(len(shared))]
     alone = np.diag(shared)
     loss = (alone[:, None] + alone[None]) / 2 - shared

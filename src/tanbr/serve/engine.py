@@ -231,10 +231,7 @@ class Engine:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def prepare(self, blend: ArrayLike, *, version: int | None = None) -> Staged:
-        """Make the merge of `blend` (K,) ready to answer; nothing else changes until `commit`, or if it fails.
-
-        `version` numbers a blend that had a number before. One thread at a time may prepare.
-        """
+        """Make the merge of `blend` (K,), by its old `version` if it had one, ready to answer; nothing else changes."""
         wanted = as_blend(blend, experts=self.moe.num_experts)
         if version is None:
             version = max([self._issued, *(one.version for one in self._staged if one.changed)]) + 1

@@ -1,7 +1,6 @@
 """The learner's thread: it holds the learner's value, reads what was answered, obeys operators, and turns slots.
 
-Nobody else touches the value or changes what answers. Whatever fails in a turn, what answers goes on answering: the
-old value is kept, the slot goes on with all it held, and an alarm says why.
+Whatever fails in a turn, what answers goes on answering: the old value is kept, and an alarm says why.
 """
 
 import math
@@ -102,10 +101,7 @@ class LearnerThread:
 
     @property
     def _target(self) -> int | None:
-        """Requests after which the open slot ends: fewer by those that the last one held too many, to a point.
-
-        A batch that was at work when the last slot turned belongs to that, and is counted when it is answered.
-        """
+        """Requests after which the open slot ends: fewer by those that the last one held too many, to a point."""
         wanted, (slot, target, meanwhile) = self._config.slot_requests, self._last
         if wanted is None:
             return None
@@ -115,8 +111,7 @@ class LearnerThread:
     def room(self, slot: int, at_work: int) -> tuple[float, bool]:
         """How many requests fit into a slot, beside those at work, and whether others wait until it has turned.
 
-        A full slot takes a quarter of a slot more until it has turned, and any number after PATIENCE. So slots keep
-        their length where requests come faster than slots turn, and a turn has the processor to itself.
+        A full slot takes a quarter of a slot more until it has turned, and any number after PATIENCE.
         """
         wanted, target = self._config.slot_requests, self._target
         if wanted is None or target is None or self._ended or slot != self.learner.slot.number:
@@ -164,10 +159,7 @@ class LearnerThread:
         self._set_pin(None)
 
     def roll_back(self, version: int | None) -> int:
-        """Serve an earlier version, or one of a panel, alone until the slot ends.
-
-        The router hears that the other choices were worthless.
-        """
+        """Serve an earlier version alone until the slot ends; the router hears that the others were worthless."""
         now = tuple(one.version for one in self.world.engine.panel.models)
         good = [one.number for one in self.learner.good if one.number not in now]
         wanted = max(good, default=None) if version is None else version
@@ -314,10 +306,7 @@ class LearnerThread:
                 future.set_exception(error)
 
     def _attempt(self, name: str, step: Callable[[], bool | None]) -> bool:
-        """Take a step that must not end the thread, whatever fails; what failed is not tried again too soon.
-
-        A step that has said why it failed returns False.
-        """
+        """Take a step that must not end the thread; what failed, or gave False, is not tried again too soon."""
         rest, until = self._rests.get(name, (0.0, 0.0))
         if self._clock() < until:
             return False
@@ -349,10 +338,9 @@ class LearnerThread:
         return requests > 0
 
     def _end(self) -> bool:
-        """End the slot. What came since it was full belongs to it, and the next slot is shorter by as much, to a point.
+        """End the slot; what came since it was full belongs to it, and the next is shorter by as much, to a point.
 
-        So slots are full `slot_requests` apart, unless turns take longer than that; then the learner rests a quarter of
-        the time, which is left to the requests.
+        If turns take longer than slots, the learner rests a quarter of the time, which is left to the requests.
         """
         slot, started = self.learner.slot.number, self._clock()
         before, target = self._answers.held_by(slot), self._target

@@ -72,10 +72,7 @@ def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callab
 
 
 def _by_practice(blends: FloatArray, found: PracticeView) -> str:
-    """Say what the blend that practice led to (1, K) has gained there, or the nearest; of a panel, that it was tried.
-
-    A panel's models are tried on some requests of all tasks, which they would not be sent.
-    """
+    """Say what the nearest blend that was tried has gained; of a panel, which is tried in part, that practice decided."""
     decided = f"practice decided, after {found.exercises} exercises"
     if len(blends) > 1:
         return f"{decided} on logged requests: these {len(blends)} models together may earn most for the mix"

@@ -1,8 +1,6 @@
-"""The thread that practises: while no request waits, in a set share of one core's time.
+"""The thread that practises with a model of its own, while no request waits, in a set share of one core's time.
 
-It holds a model of its own, so nothing that answers is touched, and no turn waits for it: the learner's thread is told
-what an exercise has earned when that is done. Its priority is that of all threads: one of low priority that holds
-Python's lock would keep the others waiting.
+Its priority is that of all threads: one of low priority that holds Python's lock would keep the others waiting.
 """
 
 import threading

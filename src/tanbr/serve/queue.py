@@ -1,9 +1,7 @@
 """The queue between clients and the model: a front thread, and workers that run the model on batches.
 
-The front thread does what Python must do per request: it turns texts into tokens, chooses the model, and at the end
-tells the answers. The workers run the model and little else, each a batch of its own. So tokens overlap with models,
-and all cores have work. Whatever fails for one request fails that request alone; a thread that dies all the same takes
-its requests with it, and `faults` says so.
+The front thread turns texts into tokens, chooses the model, and tells the answers; so tokens overlap with models.
+Whatever fails for one request fails that request alone. A thread that dies takes its requests with it.
 """
 
 import copy
@@ -49,8 +47,7 @@ LOOK = 0.05  # seconds after which a worker that waits for a slot to turn looks 
 class Queue:
     """Answers requests with what was committed last. Thread-safe; it has threads of its own.
 
-    The learner commands its `engine` (`prepare`, `commit`, `discard`); messages go to the outbox: `Answers` before any
-    client of them has its answer, `Broken` if a version answers with NaN.
+    To the outbox go `Answers`, before any client of them has its answer, and `Broken` if a version answers with NaN.
     """
 
     def __init__(
@@ -126,8 +123,7 @@ class Queue:
     ) -> "Future[Generated]":
         """Write `options.n` answers to each prompt, those of the first prompt first; quick, never blocks.
 
-        `on_token` is called with each piece of text as it is made, from a worker's thread. Once the future is
-        cancelled, no further token is written for it. Raises and fails as `submit` does.
+        `on_token` gets each piece of text, in a worker's thread, until the future is cancelled. Fails as `submit` does.
         """
         if not self.engine.writes or self.engine.relays:
             what = "an engine answers here; use `relay`" if self.engine.relays else "this model classifies"
@@ -147,8 +143,7 @@ class Queue:
     def relay(self, call: Call, *, task: str | None = None) -> "Future[dict[str, Any]]":
         """Have an engine answer a request as it is; never blocks, unless it is the first to name an expert.
 
-        The future holds the engine's answer, or what a stream ends with. An EngineAnswer is the engine's own refusal;
-        otherwise it raises and fails as `submit` does.
+        The future holds the engine's answer, or what a stream ends with. An EngineAnswer is the engine's own refusal.
         """
         if call.version is not None and call.version not in self.engine.versions:
             raise InputError(f"merge version {call.version} is not at hand")
@@ -168,10 +163,7 @@ class Queue:
         return self.engine.folder_of(name)
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
-        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
-
-        The future fails with an InputError if the model has no template, a CheckpointError if its template is bad.
-        """
+        """Make a prompt of roles and contents by the tokenizer's own template (`ChatTemplate.render`)."""
         return self._chat.render(messages)
 
     def _accept(self, job: Job) -> "Future[Any]":
@@ -301,10 +293,7 @@ class Queue:
                     job.fail(why)
 
     def _read(self, jobs: Sequence[Job], panel: Panel) -> dict[Job, InputError]:
-        """Turn texts into tokens, all together, or if that fails job by job; the jobs that cannot be read, and why.
-
-        Where the panel has several models, their tasks are recognised as well.
-        """
+        """Turn texts into tokens, and recognise tasks for a panel, or if that fails job by job; why some are unreadable."""
         texts = [text for job in jobs for text in job.texts]
         try:
             encoded = None if self.engine.writes else self._encoder.encode(texts)
@@ -333,10 +322,7 @@ class Queue:
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def _take(self) -> tuple[list[Part], Panel, int] | None:
-        """Wait for parts that make up a batch of one model, and say how many workers are busy with that.
-
-        None when all is done and the service stops.
-        """
+        """Wait for parts that make up a batch of one model, and say how many workers are busy; None at the end."""
         with self._lock:
             self._free += 1
             while not (parts := self._next_batch()):

@@ -264,8 +264,7 @@ class Service(Queue):
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards, and labels, scored by what was answered; they are on disk when this returns.
 
-        `client` is an opaque key of who gives them: what one says is weighed against the others (`loop/rewards.py`).
-        Raises InputError, with nothing taken in, for a reward outside [0, 1], an unknown task or label.
+        `client` is an opaque key of who gives them. Raises InputError, with nothing taken in, for what makes no sense.
         """
         for item in items:
             self._check(item)
@@ -378,10 +377,7 @@ class Service(Queue):
         return self.learning.view.tree
 
     def pin(self, target: ArrayLike | int) -> int:
-        """Serve one blend (K,), or a merge version by its number, until `unpin`; its merge version.
-
-        Blocks while it merges. Raises InputError for a bad blend or an unknown version.
-        """
+        """Serve one blend (K,), or a version by its number, until `unpin`; blocks while it merges; its version."""
         wanted = target if isinstance(target, int) else as_blend(target, experts=self.info.experts)
         return self.call(lambda learning: learning.pin(wanted))
 
@@ -390,10 +386,7 @@ class Service(Queue):
         self.call(LearnerThread.unpin)
 
     def rollback(self, version: int | None = None) -> int:
-        """Serve an earlier merge version (the last good one before the present if None) until the slot ends.
-
-        The router is told that the blend it chose was bad. Blocks while it merges, if it must. Raises InputError.
-        """
+        """Serve an earlier version (None: the last good one) until the slot ends; the router hears that its own was bad."""
         return self.call(lambda learning: learning.roll_back(version))
 
     def end_slot(self) -> int:

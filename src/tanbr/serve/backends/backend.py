@@ -93,10 +93,7 @@ class Backend(ABC):
         hear: Callable[[dict[str, Any]], None],
         headers: Mapping[str, str] | None = None,  # noqa: ARG002
     ) -> "Future[None]":
-        """Have an engine answer a request in OpenAI's form; `hear` gets its answer, or each event of a stream.
-
-        `hear` is called in another thread. The future holds an EngineAnswer, a ServiceError or NotFinite if it fails.
-        """
+        """Have an engine answer a request in OpenAI's form; `hear` gets each event, in another thread."""
         raise InputError(f"this model answers by itself; nobody hears {len(body)} fields at {path} for {hear}")
 
     def classify(self, inputs: Inputs) -> FloatArray:
