@@ -1,7 +1,7 @@
 """Adoption: a state goes on with other experts, other tasks, or another merge method, by names and contents.
 
 Blends, mixes and rewards are written anew in the new order, in one transaction; a new expert has weight 0 in them. Only
-what is known of an expert that is gone or has changed is forgotten: of a blend that used a little of it the rest is kept
+what is known of an expert that is gone or has changed is forgotten: of a blend that used a little of it the rest stays
 as a prior, but not what its own task earned.
 """
 

@@ -51,7 +51,7 @@ class Job:
     span: tracing.Span | None = field(default_factory=tracing.current)  # of its request, if that is traced
 
     def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
-        """Take answers (n,) to some texts, and give the client all with the last: logits, or what was written and text."""
+        """Take answers (n,) to some texts, logits or what was written and its text; the client gets all with the last."""
         versions: tuple[int, ...] = (version,)
         if len(rows) < len(self.texts):
             self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
@@ -186,7 +186,7 @@ class Room:
             raise InputError(f"max_tokens must be 1..{self.answer} (got {max_tokens}); {self.more}")
 
     def fit(self, job: Job, encoder: TextEncoder) -> None:
-        """Encode a job's prompts, and set what can be written for each; one without room is refused, or cut on the left."""
+        """Encode a job's prompts, and set what can be written for each; one that is too long is refused or cut."""
         longest = self.prompt if self.both is None else min(self.prompt, self.both - (job.max_tokens or 1))
         encoded = encoder.encode(job.texts, limit=longest, side="left")
         lengths = [len(row) for row in encoded.columns["input_ids"]]

@@ -72,7 +72,7 @@ def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callab
 
 
 def _by_practice(blends: FloatArray, found: PracticeView) -> str:
-    """Say what the nearest blend that was tried has gained; of a panel, which is tried in part, that practice decided."""
+    """Say what the nearest blend that was tried has gained; of a panel, that practice decided."""
     decided = f"practice decided, after {found.exercises} exercises"
     if len(blends) > 1:
         return f"{decided} on logged requests: these {len(blends)} models together may earn most for the mix"

@@ -293,7 +293,7 @@ class Queue:
                     job.fail(why)
 
     def _read(self, jobs: Sequence[Job], panel: Panel) -> dict[Job, InputError]:
-        """Turn texts into tokens, and recognise tasks for a panel, or if that fails job by job; why some are unreadable."""
+        """Turn texts into tokens, and recognise tasks for a panel, or if that fails job by job; why some fail."""
         texts = [text for job in jobs for text in job.texts]
         try:
             encoded = None if self.engine.writes else self._encoder.encode(texts)

@@ -386,7 +386,7 @@ class Service(Queue):
         self.call(LearnerThread.unpin)
 
     def rollback(self, version: int | None = None) -> int:
-        """Serve an earlier version (None: the last good one) until the slot ends; the router hears that its own was bad."""
+        """Serve an earlier version (None: the last good one) until the slot ends; the router hears of it."""
         return self.call(lambda learning: learning.roll_back(version))
 
     def end_slot(self) -> int:
