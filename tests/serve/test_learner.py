@@ -23,7 +23,6 @@ from tanbr.serve.learner import MOST_PAUSE, PATIENCE, LearnerThread
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
 from tanbr.serve.service import Service
-from tanbr.serve.store import Store
 
 OWN = tuple(range(V))  # of the embedded model, the expert of each task
 
@@ -279,26 +278,6 @@ def test_a_pin_and_the_trust_in_clients_hold_over_a_restart(run: Run, tmp_path: 
 # --- what fails while it is read or shown -----------------------------------------------------------------------------
 
 
-def test_what_was_counted_stays_counted_when_the_feedback_cannot_be_read(
-    still: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learning, texts = still.learning, [row.text for row in tiny.generate("sentiment", 32, seed=5, split="test")]
-    Queue.start(still)
-    still.submit(texts).result(30)
-    until(lambda: still.state().requests == 32)
-
-    def locked(*_: Any, **__: Any) -> Any:
-        raise ServiceError("the store is locked")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Store, "feedback", locked)
-        assert not learning.read()
-    assert learning.turn()
-    estimate = still.slots(2)[1].estimate
-    assert estimate is not None
-    assert estimate[6] > 0.8
-
-
 def test_texts_that_cannot_be_read_do_not_blind_the_guard(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> Any:
         raise MemoryError("not now")
@@ -475,17 +454,6 @@ def test_slots_end_by_a_clock_that_nobody_sets_back(still: Service, monkeypatch:
     clock.now += 3600.0
     learning.step()
     assert still.state().slot == 1  # nobody came
-
-
-def test_a_slot_that_a_roll_back_opens_lasts_as_long_as_any(still: Service) -> None:
-    learning, clock = timed(still)
-    learning.end_slot()
-    clock.now += 3000.0
-    learning.dismiss(learning.learner.slot.versions[0], "a test says so")
-    learning.world.answers.held[2, 0] = 1
-    clock.now += 1000.0
-    learning.step()
-    assert still.state().slot == 2
 
 
 def test_a_version_with_nothing_to_go_back_to_goes_on_and_that_is_said(still: Service) -> None:

@@ -8,16 +8,12 @@ import pytest
 import torch
 
 from serve.serving import K, Ledger, Run, V, until
-from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.lab.tasks import tiny
-from tanbr.merge import open as open_moe
-from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import place_of, slot_of
 from tanbr.serve.panel import Panel
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
-from tanbr.tasks.rows import Task
 from tanbr.types import Decision, Terms
 
 NAMES = [task.name for task in tiny.TASKS]
@@ -195,25 +191,6 @@ def test_a_restart_goes_on_with_its_panel_also_with_more_models_or_fewer(run: Ru
     router: Any = again.learner.router
     assert router.told == len(ALL)
     assert len(again.state().models) == models
-
-
-def test_a_model_that_writes_takes_part(tmp_path: Path) -> None:
-    moe = open_moe(write("t5_moe", tmp_path / "t5"))
-    made = Service(
-        moe,
-        tasks=[Task(f"task {v}", ()) for v in range(moe.num_experts)],
-        config=ServeConfig.model_validate({"models": 2, "threads": 1, "slot_seconds": 3600.0}),
-        state=tmp_path / "state",
-        own_experts=tuple(range(moe.num_experts)),
-    )
-    made.start()
-    versions = [model.merge_version for model in made.state().models]
-    assert len(versions) == 2
-    for model in made.state().models:
-        answer = made.generate(["w1 w2"], max_tokens=2, task=model.tasks[0]).result(30)
-        assert answer.merge_version == model.merge_version
-    assert len(made.generate(["w1", "w2", "w3"], max_tokens=2).result(30).texts) == 3
-    made.stop()
 
 
 def test_answers_by_the_posterior_are_more_often_in_the_words_of_the_text_s_own_task(run: Run, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class ChatTemplate:
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
-        """Make a prompt of roles, contents and calls of tools; never blocks. Most templates say `developer` as `system`.
+        """Make a prompt of roles, contents and calls of tools; never blocks. `developer` may become `system`.
 
         The future fails with an InputError if these messages are refused, a CheckpointError if the template is bad.
         """

@@ -252,7 +252,7 @@ class Draws:
                 self._rows[row] = sampling, np.random.default_rng(sampling.seed % 2**64)
 
     def draw(self, rows: Sequence[int], logits: Tensor, chosen: Tensor, likely: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw words for the rows that were taken in, from logits (rows, words); these and their probabilities (rows,)."""
+        """Draw words for the rows taken in, from logits (rows, words); these and their own probabilities (rows,)."""
         places = [place for place, row in enumerate(rows) if row in self._rows]
         if not places:
             return chosen, likely

@@ -51,7 +51,7 @@ class Job:
     span: tracing.Span | None = field(default_factory=tracing.current)  # of its request, if that is traced
 
     def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
-        """Take answers (n,) to some texts, logits or what was written and its text; the client gets all with the last."""
+        """Take answers (n,), logits or what was written with its text; the client gets all with the last."""
         versions: tuple[int, ...] = (version,)
         if len(rows) < len(self.texts):
             self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
