@@ -85,17 +85,18 @@ class AnswerLog:
         """Look up the logits (columns,) of answered requests: of the recent ones here, of others in the store."""
         if not self._keep_logits:
             return {}
-        with self._lock:
-            found = {key: self._place[key] for key in ids if key in self._place}
-        known = {key: batch.logits[row] for key, (batch, row) in found.items() if batch.logits is not None}
+        recent = self._recent_of(ids)
+        known = {key: batch.logits[row] for key, (batch, row) in recent.items() if batch.logits is not None}
         missing = [key for key in ids if key not in known]
         return known | (self._store.logits_of(missing) if missing else {})
 
     def texts_of(self, ids: Sequence[bytes]) -> dict[bytes, Text]:
         """Look up the texts of requests, as far as they are at hand."""
+        return {key: batch.texts[row] for key, (batch, row) in self._recent_of(ids).items()}
+
+    def _recent_of(self, ids: Sequence[bytes]) -> dict[bytes, tuple[Answers, int]]:
         with self._lock:
-            found = {key: self._place[key] for key in ids if key in self._place}
-        return {key: batch.texts[row] for key, (batch, row) in found.items()}
+            return {key: self._place[key] for key in ids if key in self._place}
 
     # --- called by the learner --------------------------------------------------------------------------------------
 
@@ -118,7 +119,9 @@ class AnswerLog:
                 seen = seen if batch.named is None else believed(seen, batch.named)
                 monitor.count(seen)
                 unread.pop()
-                self._unsaved += self._rows(batch, seen)
+                kept = batch.logits if self._keep_logits and batch.logits is not None else [None] * len(batch.ids)
+                novel = seen.novel.tolist()
+                self._unsaved += map(RequestRow, batch.ids, seen.posteriors, kept, novel)
                 shadowed += self._measure(batch, seen, mix)
             except Exception as raised:  # a text, the monitor, a shadow
                 error = raised
@@ -152,13 +155,6 @@ class AnswerLog:
         with self._lock:
             for place in [place for place in self.held if place[0] < slot - 1]:  # what was on its way may yet come
                 del self.held[place]
-
-    def _rows(self, batch: Answers, seen: Recognition) -> list[RequestRow]:
-        logits = batch.logits if self._keep_logits else None
-        return [
-            RequestRow(key, seen.posteriors[i], None if logits is None else logits[i], bool(seen.novel[i]))
-            for i, key in enumerate(batch.ids)
-        ]
 
     def _measure(self, batch: Answers, seen: Recognition, mix: TaskMix) -> list[Given]:
         """Reward a batch by its confidence, and a few of its requests by the un-merged MoE; not what is novel."""

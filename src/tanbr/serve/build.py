@@ -100,10 +100,12 @@ def build(
         if not own:
             raise ConfigError(f"to serve experts un-merged, {UNKNOWN}")
         config = config.model_copy(update={"models": moe.source.trained, "explore": "never"})
-    elif check and survey is None and config.blend is None and (backend is None or _checkable(moe, config)):
+    elif check and survey is None and config.blend is None:
+        adapters = isinstance(moe.source, OverBase) and len(moe.source.adapters) == moe.source.trained
         if backend is not None and config.method is None:  # an engine adds adapters up: no other merge is one
             config = config.model_copy(update={"method": "average"})
-        found = checked(about, config, state, monitor=monitor, report=report)
+        if backend is None or (config.engine is not None and adapters and sizes(moe)[0] <= MEASURED):
+            found = checked(about, config, state, monitor=monitor, report=report)
     if found is not None:
         found = found if adopt else replace(found, method=method_of(state))
         config = config.model_copy(update={"models": found.taken.models})
@@ -175,12 +177,6 @@ def opened(
             raise
         say(f"the base takes no weight: {why}")
         return moe
-
-
-def _checkable(moe: Moe, config: ServeConfig) -> bool:
-    """Whether adapters before an engine can be measured in this process: their base must not be too large for it."""
-    adapters = isinstance(moe.source, OverBase) and len(moe.source.adapters) == moe.source.trained
-    return config.engine is not None and adapters and sizes(moe)[0] <= MEASURED
 
 
 @dataclass(frozen=True, eq=False)

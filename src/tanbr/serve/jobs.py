@@ -59,25 +59,19 @@ class Job:
                 return
             ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
         several = versions if len(set(versions)) > 1 else ()
+        read, count = tuple(map(len, self.columns.get("input_ids", ()))), None
         if isinstance(answers[0], np.ndarray):
-            logits = np.asarray(answers)
-            tokens = tuple(len(row) for row in self.columns.get("input_ids", ()))
-            answer: Answered | Generated = Answered(tuple(ids), logits, versions[0], self.cut, several, tokens)
+            answer: Answered | Generated = Answered(
+                tuple(ids), np.asarray(answers), versions[0], self.cut, several, read
+            )
         else:
             written, texts = zip(*answers, strict=True)
-            answer = Generated(
-                request_ids=tuple(ids),
-                texts=texts,
-                prompt_tokens=tuple(len(row) for row in self.columns.get("input_ids", ())),
-                completion_tokens=tuple(len(one.tokens) for one in written),
-                finish_reasons=tuple("stop" if one.stopped else "length" for one in written),
-                merge_version=versions[0],
-                cut=self.cut,
-                merge_versions=several,
-            )
+            tokens = tuple(len(one.tokens) for one in written)
+            ends: tuple[Literal["stop", "length"], ...] = tuple("stop" if w.stopped else "length" for w in written)
+            answer = Generated(tuple(ids), texts, read, tokens, ends, versions[0], self.cut, several)
+            count = sum(tokens)
         if self.span is not None:
-            count = sum(answer.completion_tokens) if isinstance(answer, Generated) else None
-            tracing.counted(self.span, ids[0], sum(map(len, self.columns.get("input_ids", ()))), count)
+            tracing.counted(self.span, ids[0], sum(read), count)
         if self._may_end():
             self.future.set_result(answer)
 
@@ -249,8 +243,8 @@ class Replies:
 
     def relayed(self, passage: Passage, event: dict[str, Any]) -> None:
         """Make an event of an engine's answer our own; the learner is told before the last one goes out."""
-        live, first = passage.live, not passage.ids
-        if first:
+        live = passage.live
+        if not passage.ids:
             passage.ids = tuple(self._ids.issue(live.slot, len(passage.part.rows), place=live.place))
         done = passage.complete
         passage.take(event, [self._ids.show(value) for value in passage.ids])
@@ -264,13 +258,11 @@ class Replies:
         live: Live,
         confidence: FloatArray,
         answers: Any,
-        *,
-        logits: FloatArray | None = None,
-        tokens: tuple[tuple[int, ...], ...] | None = None,
+        **kept: Any,
     ) -> None:
-        """Tell the learner, then give the jobs their answers (n,)."""
+        """Tell the learner, with what is to be `kept` of them, then give the jobs their answers (n,)."""
         raw = tuple(self._ids.issue(live.slot, len(answers), place=live.place))
-        self._put(parts, live, raw, confidence, logits=logits, tokens=tokens)
+        self._put(parts, live, raw, confidence, **kept)
         start = 0
         for part in parts:
             some = slice(start, start := start + len(part.rows))

@@ -17,7 +17,7 @@ from tanbr.merge import Moe
 from tanbr.serve.config import step_back
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.learner import LearnerThread
-from tanbr.serve.records import Observer, ServiceError
+from tanbr.serve.records import ServiceError
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import FloatArray
 
@@ -32,16 +32,9 @@ class PracticeThread:
     """Answers exercises, and brings what they have earned to the learner."""
 
     def __init__(
-        self,
-        learning: LearnerThread,
-        moe: Moe,
-        space: LabelSpace,
-        *,
-        busy: Callable[[], bool] = lambda: False,
-        observer: Observer | None = None,
+        self, learning: LearnerThread, moe: Moe, space: LabelSpace, *, busy: Callable[[], bool] = lambda: False
     ) -> None:
         """Stay away while the server is `busy`."""
-        self._observer = observer or Observer()
         self._learning, self._moe, self._space, self._busy = learning, moe, space, busy
         config = learning.world.config
         self._share, self._by_posterior = config.practice, config.answers == "posterior"
@@ -69,7 +62,7 @@ class PracticeThread:
                     self._stopping.wait(IDLE)
                 elif (earned := self.answer(wanted)) is not None:
                     self._learning.call(partial(self._learning.practised, wanted, earned))
-                    self._observer.practised(len(wanted.rows), time.thread_time() - began)
+                    self._learning.alarms.observer.practised(len(wanted.rows), time.thread_time() - began)
             except ServiceError:
                 return  # the server stops
             except Exception as error:  # a checkpoint that went, most likely: what answers goes on

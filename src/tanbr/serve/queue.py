@@ -24,7 +24,6 @@ from tanbr.errors import InputError
 from tanbr.serve import tracing
 from tanbr.serve.chat import ChatTemplate
 from tanbr.serve.config import MOST_WORKERS, ServeConfig, usable_cores
-from tanbr.serve.conversations import Conversations
 from tanbr.serve.decode import Joining, NotFinite
 from tanbr.serve.engine import Engine, classify
 from tanbr.serve.ids import RequestIds
@@ -33,7 +32,7 @@ from tanbr.serve.labels import label_space, named_tasks
 from tanbr.serve.messages import Broken, Outbox
 from tanbr.serve.panel import Live, Panel
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
-from tanbr.serve.relay import Call, Passage
+from tanbr.serve.relay import Call, Conversations, Passage
 from tanbr.serve.sampling import WritingOptions
 from tanbr.serve.writing import WrittenBatch
 from tanbr.tasks.rows import Task

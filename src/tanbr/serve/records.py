@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, GetPydanticSchema, WithJsonSchema, computed_field
 from pydantic_core import core_schema
@@ -17,14 +17,13 @@ KEPT = 0.9  # of what experts earn alone: a way that keeps less is not called go
 Outcome: TypeAlias = Literal["accepted", "repeated", "unknown"]
 OnToken: TypeAlias = Callable[[int, str], None]  # which prompt, the text that was added to its answer
 
-_NUMBER, _NULL = {"type": "number"}, {"type": "null"}
+_NUMBER: dict[str, Any] = {"type": "number"}
+_OR_NULL: dict[str, Any] = {"anyOf": [_NUMBER, {"type": "null"}]}
 _WRITE_ARRAY = core_schema.plain_serializer_function_ser_schema(to_jsonable)
 _ARRAY = GetPydanticSchema(lambda _source, _handler: core_schema.any_schema(serialization=_WRITE_ARRAY))
 Numbers: TypeAlias = Annotated[FloatArray, _ARRAY, WithJsonSchema({"type": "array", "items": _NUMBER})]
-NumbersOrNaN: TypeAlias = Annotated[
-    FloatArray, _ARRAY, WithJsonSchema({"type": "array", "items": {"anyOf": [_NUMBER, _NULL]}})
-]
-FloatOrNaN: TypeAlias = Annotated[float, WithJsonSchema({"anyOf": [_NUMBER, _NULL]})]
+NumbersOrNaN: TypeAlias = Annotated[FloatArray, _ARRAY, WithJsonSchema({"type": "array", "items": _OR_NULL})]
+FloatOrNaN: TypeAlias = Annotated[float, WithJsonSchema(_OR_NULL)]
 
 
 class Overloaded(TanbrError):  # noqa: N818 - what a client sees, not a fault
