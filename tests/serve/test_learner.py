@@ -481,28 +481,6 @@ def test_a_thread_that_dies_is_a_fault(run: Run, monkeypatch: pytest.MonkeyPatch
         live.end_slot()
 
 
-def test_whoever_asks_just_as_the_thread_ends_is_refused(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    thread = still.learning
-    thread.start()
-    send = thread._send
-    said: list[str] = []
-
-    def late(command: Any) -> Any:
-        assert thread.stop(30)  # after `call` has found the thread alive
-        return send(command)
-
-    def ask() -> None:
-        with pytest.raises(ServiceError) as refused:
-            thread.call(lambda: None)
-        said.append(str(refused.value))
-
-    monkeypatch.setattr(thread, "_send", late)
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(30)
-    assert said == ["the server is stopping"]
-
-
 def test_requests_do_not_wait_for_a_locked_store_where_blends_are_merged_in_place(run: Run) -> None:
     live = run(low_memory=True)
     with live.store.transaction():  # nobody else can write

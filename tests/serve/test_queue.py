@@ -1,5 +1,5 @@
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,14 +16,10 @@ from serve.serving import TEXTS
 from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
-from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.engine import Engine, like_lengths
-from tanbr.serve.jobs import Job, Part, assigned
 from tanbr.serve.messages import Answers, Broken, Message
-from tanbr.serve.panel import Assignment, Panel
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
-from tanbr.types import Decision
 
 Made = Callable[..., tuple[Queue, "SimpleQueue[Message]"]]
 
@@ -379,33 +375,6 @@ def test_the_wrong_question_is_refused(make: Made) -> None:
 
 
 # --- jobs and their parts ---------------------------------------------------------------------------------------------
-
-
-def take(part: Job | Part, version: int, rows: Sequence[int] | None = None) -> None:
-    """Answer a part, or rows of a job, by a version: logits are the numbers of the texts."""
-    job, rows = (part.job, part.rows) if isinstance(part, Part) else (part, rows or range(len(part.texts)))
-    job.take(rows, [f"{version}{job.texts[row]}" for row in rows], version, [np.array([float(row)]) for row in rows])
-
-
-def test_a_panel_divides_a_job_and_the_answers_come_in_the_order_of_the_texts() -> None:
-    mix = np.full(3, 1 / 3)
-    decision = Decision(0, mix, np.eye(3), np.eye(3))  # a model for each task
-    recogniser = Recogniser(("x", "y", "z"), mix, None)
-    posteriors = np.eye(3)[[1, 0, 1, 0]]
-    seen = Recognition(np.zeros(4, np.uint64), posteriors, np.ones(4), np.zeros((4, 0)), informed=True)
-    job = Job(["a", "b", "c", "d"], cut=(0, 5, 0, 0), seen=seen)
-    panel = Panel((), Assignment(decision, recogniser))
-    first, second = assigned(job, range(4), panel)
-    assert [(part.rows, part.place) for part in (first, second)] == [([1, 3], 0), ([0, 2], 1)]
-    assert [part.rows for part in assigned(job, second.rows, panel)] == [[0, 2]]  # again, to those that answer now
-    assert [(part.rows, part.place) for part in assigned(job, [1, 2], Panel(()))] == [([1, 2], 0)]
-    take(second, 7)
-    assert not job.future.done()
-    take(first, 6)
-    answer = job.future.result(0)
-    assert answer.request_ids == ("7a", "6b", "7c", "6d")
-    assert answer.logits.ravel().tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert (answer.merge_version, answer.merge_versions, answer.cut) == (7, (7, 6, 7, 6), (0, 5, 0, 0))
 
 
 # --- room, padding, workers -------------------------------------------------------------------------------------------
