@@ -17,7 +17,7 @@ from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine, like_lengths
-from tanbr.serve.messages import Answers, Broken, Message
+from tanbr.serve.panel import Answers, Broken, Message
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
 

@@ -61,11 +61,6 @@ class Moved:
         moved[list(self.kept.values())] = values[list(self.kept)]
         return moved
 
-    def blend(self, values: FloatArray) -> FloatArray | None:
-        """Put a blend into the new order; None if it used what is gone."""
-        gone = [old for old, new in enumerate(self.to) if new is None]
-        return None if values[gone].any() else self(values)
-
     def shares(self, values: FloatArray) -> FloatArray | None:
         """Put shares that sum to 1 into the new order; None if nothing is left of them."""
         moved = self(values)
@@ -105,11 +100,10 @@ class Adoption:
         if not self.experts.kept and not self.tasks.kept:
             raise StateError(f"{store.folder} has no expert and no task of those to be served; give another --state")
         pin = read_pin(store)
-        if pin is not None and self.experts.blend(pin.blend) is None:
-            needed = ", ".join(self.lost(pin.blend))
+        if pin is not None and (lost := self.lost(pin.blend)):
             raise StateError(
-                f"{store.folder} has merge version {pin.version} pinned, which needs the expert {needed} as it was; "
-                "put it back, or unpin the version first (POST /v1/admin/unpin)"
+                f"{store.folder} has merge version {pin.version} pinned, which needs the expert "
+                f"{', '.join(lost)} as it was; put it back, or unpin the version first (POST /v1/admin/unpin)"
             )
         return self
 
@@ -127,8 +121,7 @@ class Adoption:
         say(f"a copy of the state as it was: {back_up(store.folder, store.folder / f'before-adopt-{number}')}")
         numbers = {"mark": store.last_seq(), "next_slot": store.next_slot, "last_version": store.last_version}
         pin = read_pin(store)
-        blend = None if pin is None else self.experts.blend(pin.blend)
-        pinned = None if blend is None else pin_text(Pin(blend, store.last_version + 1))
+        pinned = None if pin is None else pin_text(Pin(self.experts(pin.blend), store.last_version + 1))
         with store.transaction(
             made_for=json.dumps(asdict(self.new)), **numbers, guard=None, practice=None, pinned=pinned
         ) as write:
@@ -254,7 +247,6 @@ def _stored(
     read: Callable[[Any], FloatArray] = vector,
     write: Callable[[FloatArray], str | bytes] = shown,
 ) -> Callable[[Any], Any]:
-    """Change a vector as the store holds it."""
 
     def changed(held: Any) -> Any:
         values = None if held is None else change(read(held))

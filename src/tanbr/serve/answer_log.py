@@ -14,8 +14,7 @@ from tanbr.monitor import Monitor
 from tanbr.monitor.belief import by_mix
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.messages import Answers
-from tanbr.serve.panel import believed
+from tanbr.serve.panel import Answers, believed
 from tanbr.serve.records import ServiceError
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import RequestRow, Store
@@ -178,7 +177,6 @@ class AnswerLog:
     def _agreement(
         self, shadow: Shadow, batch: Answers, posteriors: FloatArray, chosen: NDArray[np.intp]
     ) -> Sequence[float]:
-        """Agreement of the chosen requests' answers with the un-merged MoE's (m,)."""
         if not len(chosen):
             return []
         tasks = posteriors[chosen].argmax(axis=1)

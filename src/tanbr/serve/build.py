@@ -102,9 +102,11 @@ def build(
         config = config.model_copy(update={"models": moe.source.trained, "explore": "never"})
     elif check and survey is None and config.blend is None:
         adapters = isinstance(moe.source, OverBase) and len(moe.source.adapters) == moe.source.trained
-        if backend is not None and config.method is None:  # an engine adds adapters up: no other merge is one
-            config = config.model_copy(update={"method": "average"})
-        if backend is None or (config.engine is not None and adapters and sizes(moe)[0] <= MEASURED):
+        if backend is None:
+            found = checked(about, config, state, monitor=monitor, report=report)
+        elif config.engine is not None and adapters and sizes(moe)[0] <= MEASURED:
+            if config.method is None:  # an engine adds adapters up: no other merge is one
+                config = config.model_copy(update={"method": "average"})
             found = checked(about, config, state, monitor=monitor, report=report)
     if found is not None:
         found = found if adopt else replace(found, method=method_of(state))
@@ -221,7 +223,6 @@ def known_of(moe: Moe, history: Path | None) -> Known:
 
 
 def _in_range(moe: Moe, own: tuple[int, ...]) -> tuple[int, ...]:
-    """Refuse a card that gives a task to an expert that is not there."""
     if max(own, default=0) >= moe.num_experts:
         raise CheckpointError(
             f"the card of {moe.path} gives a task to expert {max(own)}, counted from 0, but there are "
@@ -267,7 +268,6 @@ class PastRequest(BaseModel):
 
 
 def _tasks_of(past: Sequence[PastRequest]) -> list[Task]:
-    """The tasks that a history names, with the labels that it holds."""
     found: dict[str, set[str]] = {}
     for one in past:
         found.setdefault(one.task, set()).update([one.label] if one.label else ())

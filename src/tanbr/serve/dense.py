@@ -103,7 +103,6 @@ class DenseModel:
         return [found[i] for i in range(len(texts))]
 
     def _encoded(self, texts: Sequence[Text]) -> Inputs:
-        """Turn texts into tokens, each text once."""
         if len(self._tokens) > REMEMBERED:
             self._tokens.clear()
         new = [text for text in dict.fromkeys(texts) if text not in self._tokens]

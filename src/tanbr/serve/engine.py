@@ -363,7 +363,6 @@ class Engine:
         return same.index(True) if any(same) else None
 
     def _buffer_with(self, blend: Blend) -> Live | None:
-        """The free buffer that a blend (K,) is in."""
         held = [one for one in self._free if one.blend is not None and np.array_equal(blend, one.blend)]
         return held[0] if held else None
 
@@ -407,7 +406,6 @@ class Engine:
             self.pause_seconds = time.perf_counter() - started
 
     def _restore(self, old: Live) -> None:
-        """Merge what answered into its buffer again."""
         self._fault = f"merge version {old.version} could not be restored after a merge in place that failed"
         self.files.check()
         old.backend.merge(self.moe, self.moe.check(old.blend))

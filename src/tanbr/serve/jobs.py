@@ -17,8 +17,7 @@ from tanbr.serve.config import ServeConfig
 from tanbr.serve.decode import Written
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds
-from tanbr.serve.messages import Answers, Outbox
-from tanbr.serve.panel import Live, Panel
+from tanbr.serve.panel import Answers, Live, Outbox, Panel
 from tanbr.serve.records import Answered, Generated, OnToken, ServiceError
 from tanbr.serve.relay import Call, Passage, combined
 from tanbr.serve.sampling import Sampling
@@ -200,7 +199,13 @@ class Replies:
     """Makes answers of logits and tokens. `Answers` is in the outbox before any client of it has its answer."""
 
     def __init__(
-        self, ids: RequestIds, tokenizer: Any, *, outbox: Outbox, classes: int, reweigh: Reweigh | None = None
+        self,
+        ids: RequestIds,
+        tokenizer: Any,
+        *,
+        outbox: Outbox,
+        classes: int,
+        reweigh: Reweigh | None = None,
     ) -> None:
         """Take how many columns are labels, and a function that weighs labels by the text's task, if wanted."""
         self._ids, self._tokenizer, self._outbox = ids, tokenizer, outbox
@@ -278,11 +283,10 @@ class Replies:
         logits: FloatArray | None = None,
         tokens: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
-        """Tell the learner what was answered under these ids (n,)."""
         for part in parts:
             part.trace(live)
         seen = [part.job.seen.rows(part.rows) for part in parts if part.job.seen is not None]
-        self._outbox.put(
+        self._outbox(
             Answers(
                 live.version,
                 live.slot,

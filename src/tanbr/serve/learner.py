@@ -22,7 +22,7 @@ from tanbr.loop.slot import Choice, Reason
 from tanbr.loop.turn import turn
 from tanbr.serve.config import step_back
 from tanbr.serve.journal import save, state_file, write_pin
-from tanbr.serve.messages import Broken, Message
+from tanbr.serve.panel import Broken, Message
 from tanbr.serve.records import ServiceError
 from tanbr.serve.world import Laps, ServedWorld
 from tanbr.types import Blend, FloatArray
@@ -297,7 +297,6 @@ class LearnerThread:
             self._attempt("end", self._end)
 
     def _obey(self) -> None:
-        """Do what others ask for; a failure is theirs."""
         while not self._commands.empty():
             command, future = self._commands.get()
             try:
@@ -321,7 +320,6 @@ class LearnerThread:
         return done
 
     def _judge(self) -> None:
-        """Roll back if the guard says so; not while an operator has chosen."""
         judged = self.learner.judged()
         if judged is not None:
             self.dismiss(*judged)

@@ -85,7 +85,6 @@ class PracticeThread:
         return known_rewards(self._space, wanted.rows, answers, by_posterior=self._by_posterior)
 
     def _in_its_share(self, work: Callable[[], Result]) -> Result:
-        """Work, and rest for as long as the share asks."""
         began = time.thread_time()
         done = work()
         self._stopping.wait((time.thread_time() - began) * (1.0 / self._share - 1.0))

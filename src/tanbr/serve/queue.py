@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
@@ -29,8 +29,7 @@ from tanbr.serve.engine import Engine, classify
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job, Part, Replies, Room, assigned, columns_of, count
 from tanbr.serve.labels import label_space, named_tasks
-from tanbr.serve.messages import Broken, Outbox
-from tanbr.serve.panel import Live, Panel
+from tanbr.serve.panel import Broken, Live, Outbox, Panel
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
 from tanbr.serve.relay import Call, Conversations, Passage
 from tanbr.serve.sampling import WritingOptions
@@ -74,6 +73,7 @@ class Queue:
         self._measures = bool(config.rewards.confidence or config.rewards.shadow)  # what an engine must be asked for
         self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         self._chat = ChatTemplate(engine.encode.tokenizer)
+        self.chat, self.folder_of = self._chat.render, engine.folder_of
         reweigh = None
         if config.answers == "posterior" and self.space is not None:
             reweigh = self.space.with_posterior
@@ -156,14 +156,6 @@ class Queue:
             call = call if asked else replace(call, body={**call.body, "max_tokens": most})
         named = named_tasks(self.tasks, task)
         return self._accept(Job([text for text in texts for _ in range(call.n)], named=named, call=call))
-
-    def folder_of(self, name: str) -> str | None:
-        """Find the folder of an adapter that an engine asks for; None if there is none of this name."""
-        return self.engine.folder_of(name)
-
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
-        """Make a prompt of roles and contents by the tokenizer's own template (`ChatTemplate.render`)."""
-        return self._chat.render(messages)
 
     def _accept(self, job: Job) -> "Future[Any]":
         """Queue a job; Overloaded or Stopping instead if it cannot be."""
@@ -314,7 +306,6 @@ class Queue:
         return {}
 
     def _assign_again(self) -> None:
-        """Assign what waits to the models that answer now."""
         self._panel = self.engine.panel
         self._encoded = deque(new for old in self._encoded for new in assigned(old.job, old.rows, self._panel))
 
@@ -433,7 +424,7 @@ class Queue:
 
     def _go_back(self, parts: list[Part], live: Live) -> None:
         """Let a broken merge version answer no more, and put its parts into the queue again."""
-        self._outbox.put(Broken(live.version, live.slot))
+        self._outbox(Broken(live.version, live.slot))
         if not self.engine.revert(live):
             raise ServiceError(f"merge version {live.version} answers with NaN and no other is at hand")
         for part in parts:
@@ -503,7 +494,6 @@ class Queue:
         job.future.add_done_callback(lambda _: answering.cancel())  # of no effect unless the client has left
 
     def _hand_over(self, parts: list[Part], tell: Callable[[], None]) -> None:
-        """Leave the rest to the front thread."""
         for part in parts:
             part.left = True
         with self._lock:

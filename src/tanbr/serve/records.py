@@ -1,4 +1,5 @@
 """The values that a service takes and gives. Clients see those that derive from `Shown` in JSON, NaN as null."""
+# ruff: noqa: D102 - an observer's methods have a comment each
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -449,29 +450,12 @@ class ClientView(Shown):
 class Observer:
     """Hears what happens, from the service's own threads; what overrides this must be quick and must not raise."""
 
-    def batch(self, size: int, seconds: float) -> None:
-        """A batch of `size` texts was answered; `seconds` from its forming to its answers."""
-
-    def queue(self, depth: int) -> None:
-        """So many texts wait."""
-
-    def merged(self, seconds: float, version: int) -> None:
-        """A merge took so long, and is served from now on."""
-
-    def turned(self, parts: Mapping[str, tuple[float, float]]) -> None:
-        """A slot was turned: seconds by the clock, and of the processor, that each part took the learner's thread."""
-
-    def slot(self, record: SlotRecord) -> None:
-        """A slot's reward was told to the router."""
-
-    def feedback(self, outcome: Outcome | Literal["refused"], count: int) -> None:
-        """So many pieces of feedback were accepted, repeated, unknown, or refused because they could not be kept."""
-
-    def conversation(self, outcome: Literal["begun", "kept", "moved"]) -> None:
-        """A request's conversation has begun, is answered by the version it has, or by another: its own is gone."""
-
-    def practised(self, rows: int, seconds: float) -> None:
-        """A blend was tried on so many logged requests, in so many seconds of one core."""
-
-    def alarm(self, text: str) -> None:
-        """Something went wrong, or drifts."""
+    def batch(self, size: int, seconds: float) -> None: ...  # a batch was answered, so long after its forming
+    def queue(self, depth: int) -> None: ...  # so many texts wait
+    def merged(self, seconds: float, version: int) -> None: ...  # a merge took so long, and is served from now on
+    def turned(self, parts: Mapping[str, tuple[float, float]]) -> None: ...  # a turn: seconds by clock and processor
+    def slot(self, record: SlotRecord) -> None: ...  # its reward was told to the router
+    def feedback(self, outcome: Outcome | Literal["refused"], count: int) -> None: ...  # refused: it could not be kept
+    def conversation(self, outcome: Literal["begun", "kept", "moved"]) -> None: ...  # moved: its version is gone
+    def practised(self, rows: int, seconds: float) -> None: ...  # a blend was tried, in so many seconds of one core
+    def alarm(self, text: str) -> None: ...  # something went wrong, or drifts

@@ -37,8 +37,8 @@ from tanbr.serve.journal import read_learner, read_pin, read_trust, state_file
 from tanbr.serve.labels import label_space
 from tanbr.serve.learner import LearnerThread
 from tanbr.serve.lineage import lineage, made_for
-from tanbr.serve.messages import Message
 from tanbr.serve.overview import describe, model_views, practice_view, slot_view, version_view
+from tanbr.serve.panel import Message
 from tanbr.serve.practice import PracticeThread
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import (
@@ -202,7 +202,7 @@ class Service(Queue):
                 self.practising = PracticeThread(self.learning, moe, space, busy=lambda: self.depth > 0)
             self.ids = RequestIds(store.key, store.begin_epoch(self.learner.slot.number))
             super().__init__(
-                engine, self.ids, tasks=tasks, config=config, outbox=self.learning, observer=observer,
+                engine, self.ids, tasks=tasks, config=config, outbox=self.learning.put, observer=observer,
                 slot_room=self.learning.room,
             )  # fmt: skip
             self.info = describe(moe, self, config=config, expert_names=wanted.experts)

@@ -197,7 +197,6 @@ class StoreReader:
         return self._rows("SELECT * FROM versions ORDER BY version DESC")
 
     def _with_models(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add to each slot the list of its models."""
         slots = {row["slot"]: row | {"models": []} for row in rows}
         span = (min(slots, default=0), max(slots, default=-1))
         for model in self._rows("SELECT * FROM models WHERE slot BETWEEN ? AND ? ORDER BY slot, place", span):
@@ -213,7 +212,6 @@ class StoreReader:
                 raise ServiceError(f"the state cannot be read ({error}); restore it from a copy") from None
 
     def _number(self, query: str) -> int:
-        """Look up one number; 0 if there is none."""
         ((found,),) = (row.values() for row in self._rows(query))
         return int(found or 0)
 

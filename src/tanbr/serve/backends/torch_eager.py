@@ -89,7 +89,6 @@ class TorchEager(Backend):
 
     @torch.no_grad()
     def _put(self, name: str, tensor: Tensor) -> None:
-        """Write a merged tensor into an int8 model."""
         if (int8 := self._int8.get(name.removesuffix(".weight"))) is not None and name.endswith(".weight"):
             int8.load(tensor)
         else:
@@ -105,7 +104,6 @@ class TorchEager(Backend):
         return other
 
     def _own(self) -> list[Tensor]:
-        """List what a merge writes."""
         maps = (self._int8.get(name.removesuffix(".weight")) for name in self.outputs)
         return [*self.outputs.values(), *(int8.scale for int8 in maps if int8 is not None)]
 
