@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tanbr.errors import ConfigError, OutputError
 from tanbr.merge import Moe
@@ -55,15 +53,6 @@ def test_rows_that_are_held_back_teach_nothing(about: Known) -> None:
     assert len(divided(about.rows, names, parameters=10**9)[0]) < len(held)  # a large model is asked less
     few = [Row("a", f"text {n}", 0.0) for n in range(SHARE * LEAST - 1)]
     assert divided(few, ["a"], parameters=1)[0] == []
-
-
-@given(st.integers(2, 6), st.integers(0, 1000))
-def test_tasks_are_parted_into_as_many_groups_as_there_are_models(tasks: int, seed: int) -> None:
-    shared = np.random.default_rng(seed).uniform(size=(tasks, tasks))
-    shared = (shared + shared.T) / 2
-    for models in range(1, tasks + 1):
-        groups = grouped(shared, models)
-        assert sorted(set(groups.tolist())) == list(range(models))
 
 
 def test_tasks_that_lose_least_by_it_share_a_model() -> None:

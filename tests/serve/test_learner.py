@@ -82,19 +82,6 @@ def posterior(live: Service, text: str) -> Any:
     return source.snapshot().recognise([text]).posteriors[0]
 
 
-def test_a_state_that_was_deleted_under_the_server_is_not_made_anew_in_parts(run: Run, tmp_path: Path) -> None:
-    live = run(tmp_path / "state")
-    ids = live.submit(TEXTS[:2]).result(30).request_ids
-    shutil.rmtree(tmp_path / "state")
-    with pytest.raises(ServiceError, match="nothing was taken in"):
-        live.feedback([Feedback(i, reward=1.0) for i in ids])
-    assert len(live.submit(TEXTS[:2]).result(30).request_ids) == 2  # answers go on
-    with pytest.raises(ServiceError):
-        live.end_slot()
-    assert not live.stop()  # what was learned is not saved, and that is said
-    assert not (tmp_path / "state").exists()
-
-
 # --- one address among nine -------------------------------------------------------------------------------------------
 
 HONEST = [f"honest {n}" for n in range(8)]

@@ -1,6 +1,5 @@
 """Several merged models side by side in one service, each request by the one that is best for its task."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,14 +190,3 @@ def test_a_restart_goes_on_with_its_panel_also_with_more_models_or_fewer(run: Ru
     router: Any = again.learner.router
     assert router.told == len(ALL)
     assert len(again.state().models) == models
-
-
-def test_answers_by_the_posterior_are_more_often_in_the_words_of_the_text_s_own_task(run: Run, tmp_path: Path) -> None:
-    own: dict[str, int] = {}
-    for answers in ("labels", "posterior"):
-        one = run(tmp_path / answers, router=None, answers=answers, blend="even", explore="never")
-        for task in tiny.TASKS:
-            best = one.submit(TEXTS[task.name], task=task.name).result(30).logits[:, : one.info.classes].argmax(axis=1)
-            own[answers] = own.get(answers, 0) + sum(one.info.columns[i] in task.labels for i in best)
-        one.stop()
-    assert own["posterior"] > own["labels"]
