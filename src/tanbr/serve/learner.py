@@ -60,7 +60,7 @@ class LearnerThread:
         self._ended = False  # whether nobody will do what is sent from now on; guarded by the lock
         self._wake = threading.Event()
         self._stopping = False
-        self._fault = ""
+        self.faults: tuple[str, ...] = ()  # why the thread died
         self.saved = True  # whether all that was learned is on disk: not while it runs
         self._thread = threading.Thread(target=self._watched, name="tanbr-slots", daemon=True)
 
@@ -84,10 +84,6 @@ class LearnerThread:
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
-
-    def faults(self) -> tuple[str, ...]:
-        """Say that the thread died, and of what; nothing if all is well."""
-        return (self._fault,) if self._fault else ()
 
     def put(self, message: Message) -> None:
         """Take what a replica says: what it answered, or that a version answers with NaN and it went back."""
@@ -127,7 +123,7 @@ class LearnerThread:
     def call(self, command: Callable[[], Result]) -> Result:
         """Do something in this thread, between two of its own steps; blocks until it is done."""
         if self._stopping or not self._thread.is_alive():
-            raise ServiceError(self._fault or "the server is stopping")
+            raise ServiceError(*self.faults or ["the server is stopping"])
         return self._send(command).result()
 
     def _send(self, command: Callable[[], Result]) -> "Future[Result]":
@@ -265,8 +261,8 @@ class LearnerThread:
         try:
             self._run()
         except BaseException as error:  # nobody else would ever hear of it
-            self._fault = f"the slot thread died of {type(error).__name__}, and nothing is learned any more: restart"
-            self.alarms(self._fault)
+            self.faults = (f"the slot thread died of {type(error).__name__}, and nothing is learned any more: restart",)
+            self.alarms(*self.faults)
         with self._sending:
             self._ended = True
             self._refuse()
@@ -275,7 +271,7 @@ class LearnerThread:
     def _refuse(self) -> None:
         """Leave nobody waiting for a thread that has ended; the caller holds the lock."""
         while not self._commands.empty():
-            self._commands.get()[1].set_exception(ServiceError(self._fault or "the server is stopping"))
+            self._commands.get()[1].set_exception(ServiceError(*self.faults or ["the server is stopping"]))
 
     def _run(self) -> None:
         torch.set_num_threads(1)  # merges, probes and shadows leave the other cores to the requests,

@@ -237,7 +237,7 @@ class Service(Queue):
 
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
-        return super().faults() + self.learning.faults()
+        return super().faults() + self.learning.faults
 
     @property
     def learner(self) -> Learner:
