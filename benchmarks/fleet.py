@@ -25,8 +25,7 @@ from tanbr.lab.tasks import tiny
 from tanbr.serve.build import build
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.messages import Answers
-from tanbr.serve.panel import Live, Panel, Staged
+from tanbr.serve.panel import Answers, Live, Panel, Staged
 
 K, V, COLUMNS = 8, 8, 15
 MADE_FOR = MadeFor((), ("",) * K, "average", "0" * 32)

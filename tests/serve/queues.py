@@ -12,7 +12,7 @@ from tanbr.merge import open as open_moe
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds
-from tanbr.serve.messages import Message
+from tanbr.serve.panel import Message
 from tanbr.serve.queue import Queue
 
 IDS = RequestIds(bytes(32))
@@ -34,4 +34,4 @@ def queue_of(source: Moe | Path, *, backend: str = "torch", **settings: Any) -> 
         max_length=config.max_length,
     )
     queue: SimpleQueue[Message] = SimpleQueue()
-    return Queue(engine, IDS, tasks=() if engine.writes else tiny.TASKS, config=config, outbox=queue), queue
+    return Queue(engine, IDS, tasks=() if engine.writes else tiny.TASKS, config=config, outbox=queue.put), queue

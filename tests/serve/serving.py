@@ -90,14 +90,8 @@ def service(
 ) -> Service:
     """A service of the embedded model whose slots end only by hand, and whose router is asked from the first one on."""
     usual: dict[str, Any] = {"slot_seconds": 3600.0, "workers": 2, "threads": 1, "merge_share": 1.0}
-    usual |= {
-        "explore": "always",
-        "hold_back": 0.0,
-        "practice": 0.0,
-        "answers": "labels",
-        "backend": "torch",
-        "precision": "fp32",
-    }  # logits as the model has them, the same at any speed
+    usual |= {"explore": "always", "hold_back": 0.0, "practice": 0.0}
+    usual |= {"answers": "labels", "backend": "torch", "precision": "fp32"}  # logits as the model has them
     config = ServeConfig.model_validate(usual | settings)
     return Service(
         open_moe(checkpoint or embedded.path()),

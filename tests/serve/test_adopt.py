@@ -204,15 +204,6 @@ def test_after_practice_feedback_says_what_blends_earned(make: Make) -> None:
     assert (rewards[0, 2], counts[0, 2]) == pytest.approx((0.9, 4.0))
 
 
-def test_what_an_experts_own_task_earned_goes_with_it(make: Make) -> None:
-    live(make(*THREE), *BLENDS)
-    said: list[str] = []
-    after = make("duplicates:sentiment", "paraphrase", "acceptability", adopt=True, said=said)  # all that was rewarded
-    assert any("the router is told what 0 of 2 rewarded blends earned" in one for one in said)
-    assert len(by_name(after)) == 2
-    assert after.store.counts()["feedback"] == 8
-
-
 def test_a_new_task_starts_from_what_like_tasks_earned(make: Make) -> None:
     live(make(*THREE), *BLENDS)
     said: list[str] = []

@@ -11,7 +11,7 @@ from tanbr.monitor import Monitor
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.answer_log import CHARACTERS, RECENT, AnswerLog
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.messages import Answers
+from tanbr.serve.panel import Answers
 from tanbr.serve.store import Store
 
 CONFIG = ServeConfig.model_validate({"rewards": {"confidence": 0.1}})

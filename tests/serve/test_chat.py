@@ -1,22 +1,17 @@
 """A conversation becomes a prompt in a process of its own, whatever the template does."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from tokenizers.processors import TemplateProcessing
 
 from serve.text_model import write
-from serve.web.live import live
 from tanbr.errors import CheckpointError, InputError
 from tanbr.moe.text import TextEncoder
-from tanbr.serve.build import build
 from tanbr.serve.chat import ChatTemplate
-from tanbr.serve.config import ServeConfig
 
 TEMPLATE = "{{ bos_token }} {% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -89,23 +84,3 @@ def test_a_template_without_bounds_is_stopped_and_the_next_conversation_rendered
         with pytest.raises(CheckpointError, match=says):
             first.result(60)
         assert second.result(60) == "fine"
-
-
-def test_the_server_answers_others_while_a_template_hangs(tmp_path: Path) -> None:
-    folder = write("mixtral", tmp_path / "model")
-    (folder / "chat_template.jinja").write_text(ENDLESS)
-    config = ServeConfig(slot_seconds=3600, workers=1, threads=1)
-    service = build(folder, config=config, state=tmp_path / "state", force=True)
-    body = {"model": service.info.model, "messages": [{"role": "user", "content": "w1"}]}
-    written = {"model": service.info.model, "prompt": "w1", "max_tokens": 2}
-    with live(service) as url, httpx2.Client(base_url=url, timeout=60) as http, ThreadPoolExecutor(3) as threads:
-        # they are rendered one after another: when the first has failed, the others have not
-        hanging = [threads.submit(httpx2.post, f"{url}/v1/chat/completions", json=body, timeout=60) for _ in range(3)]
-        next(as_completed(hanging))
-        assert http.get("/healthz").status_code == 200
-        assert http.post("/v1/completions", json=written).status_code == 200
-        assert not all(one.done() for one in hanging)
-        answers = [one.result() for one in hanging]
-    assert {answer.status_code for answer in answers} == {500}
-    said = answers[0].json()["error"]["message"]
-    assert said == "the checkpoint's chat template did not finish within 1 s"

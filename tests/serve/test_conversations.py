@@ -1,7 +1,7 @@
 import pytest
 
-from tanbr.serve import conversations
-from tanbr.serve.conversations import Conversations
+from tanbr.serve import relay
+from tanbr.serve.relay import Conversations
 
 
 def test_a_conversation_has_its_version_until_it_is_idle_and_the_oldest_is_forgotten_first(
@@ -17,13 +17,7 @@ def test_a_conversation_has_its_version_until_it_is_idle_and_the_oldest_is_forgo
     assert (known.version("a"), known.version("b")) == (3, None)
     now = 119.0
     assert known.version("a") is None
-    monkeypatch.setattr(conversations, "REMEMBERED", 2)
+    monkeypatch.setattr(relay, "REMEMBERED", 2)
     for number, key in enumerate("abc"):
         known.note(key, number)
     assert [known.version(key) for key in "abc"] == [None, 1, 2]
-
-
-def test_without_a_time_nothing_is_kept() -> None:
-    known = Conversations(0.0, clock=lambda: 0.0)
-    known.note("a", 3)
-    assert known.version("a") is None

@@ -190,14 +190,6 @@ def test_a_word_is_drawn_where_the_sum_of_the_chances_passes_the_number(
     assert sums[word] - slack <= uniform <= sums[word + 1] + slack
 
 
-@pytest.mark.parametrize("neighbours_p", [1.0, 0.5])
-def test_a_top_p_of_1_leaves_no_word_out_whatever_the_neighbours_ask(neighbours_p: float) -> None:
-    """The first word's chance is lost in the sum of all, but it is not 0."""
-    logits = torch.tensor([[0.0, 5.0]] * 2, dtype=torch.float64)
-    temperature, top_p = torch.full((2,), 0.125), torch.tensor([1.0, neighbours_p], dtype=torch.float64)
-    assert drawn(logits, temperature, top_p, torch.zeros(2, dtype=torch.float64))[0] == 0
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_no_word_of_chance_0_is_drawn(dtype: torch.dtype, top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:

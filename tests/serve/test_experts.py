@@ -19,7 +19,6 @@ from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge.export import export
 from tanbr.serve.build import build, checked, known_of, opened
-from tanbr.serve.engine import Engine
 from tanbr.serve.export import served
 from tanbr.tasks.card import read_card, write_card
 
@@ -58,30 +57,6 @@ def test_it_answers_learns_and_knows_its_state_again(folders: tuple[Path, list[P
     build(base, experts=experts, config=CONFIG, state=tmp_path / "state").stop()
     with pytest.raises(StateError, match="made for"):
         build(base, experts=experts[:2], config=CONFIG, state=tmp_path / "state")
-
-
-@pytest.mark.parametrize("backend", ["torch", "onnx"])
-@pytest.mark.parametrize("within", [(".intermediate.", ".output.LayerNorm"), ("",)], ids=["some", "every tensor"])
-def test_in_int8_what_a_blend_changes_is_each_models_own(backend: str, within: tuple[str, ...], tmp_path: Path) -> None:
-    model = build_dense("BertForSequenceClassification")
-    model.save_pretrained(tmp_path / "base")
-
-    def trained(name: str) -> bool:
-        return any(part in name for part in within)
-
-    experts = [tuned(model, tmp_path / str(k), seed=k, where=trained) for k in range(2)]
-    moe = tanbr.open(tmp_path / "base", experts=experts)
-    engine = Engine(moe, backend=backend, precision="int8", blend=[1.0, 0.0])
-    one, inputs = (
-        engine.live.backend,
-        {"input_ids": np.array([[3, 4, 5]]), "attention_mask": np.ones((1, 3), dtype=int)},
-    )
-    before, other = one.classify(inputs), one.twin(moe)
-    other.merge(moe, np.array([0.0, 1.0]))
-    np.testing.assert_array_equal(one.classify(inputs), before)
-    one.merge(moe, np.array([0.0, 1.0]))
-    np.testing.assert_array_equal(one.classify(inputs), other.classify(inputs))
-    assert not np.array_equal(one.classify(inputs), before)
 
 
 def test_a_list_names_tasks_method_and_the_start_blend(folders: tuple[Path, list[Path]], tmp_path: Path) -> None:

@@ -73,9 +73,3 @@ def test_a_server_whose_learning_costs_reward_goes_back_to_the_start_blend_and_s
     assert now.alarms[0].text.endswith(": the start blend is served again")
     live.stop()
     assert run(tmp_path / "state", hold_back=0.5, margin=1.0).state().phase is Phase.HARMED
-
-
-def test_inspect_takes_a_checkpoint_or_a_state() -> None:
-    for arguments in ([], ["moe/", "--state", "out"]):
-        refused = CliRunner().invoke(app, ["inspect", *arguments])
-        assert "either a checkpoint or a server's --state" in str(refused.exception)

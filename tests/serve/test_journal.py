@@ -16,8 +16,7 @@ from tanbr.loop.guard import Guard
 from tanbr.loop.learner import Learner, Rules
 from tanbr.loop.rewards import Tally, Trust
 from tanbr.loop.slot import Reason, Slot, Told, Turn, Version
-from tanbr.serve.journal import read_learner, read_slot, state_file, write_turn
-from tanbr.serve.records import ServiceError
+from tanbr.serve.journal import read_learner, state_file, write_turn
 from tanbr.serve.store import Store
 from tanbr.types import Decision, SlotMix
 
@@ -31,12 +30,10 @@ RULES = Rules(LoopConfig(), StartBlend("even", experts=3))
 
 
 class Saved:
-    def __init__(self, text: str, *, broken: bool = False) -> None:
-        self.text, self.broken, self.open = text, broken, [ASKED]
+    def __init__(self, text: str) -> None:
+        self.text, self.open = text, [ASKED]
 
     def save(self, path: str | Path) -> None:
-        if self.broken:
-            raise OSError("no space")
         write_atomically(path, self.text)
 
 
@@ -47,10 +44,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def write(store: Store, turn: Turn, versions: Sequence[Version] = (), *, broken: bool = False, **more: Any) -> Learner:
+def write(store: Store, turn: Turn, versions: Sequence[Version] = (), **more: Any) -> Learner:
     slot = turn.opened
     known = [Version(number, blend, ZEROS, ZEROS) for number, blend in zip(slot.versions, slot.blends, strict=True)]
-    router: Any = Saved(f"router {slot.number}", broken=broken)
+    router: Any = Saved(f"router {slot.number}")
     monitor: Any = Saved("monitor")
     kept = tuple(versions) or tuple(known)
     learner = Learner(RULES, router, monitor, slot, Guard.empty(2), Trust(), MIX, versions=kept, mark=9)
@@ -60,21 +57,6 @@ def write(store: Store, turn: Turn, versions: Sequence[Version] = (), *, broken:
 
 def begin(store: Store) -> Learner:
     return write(store, Turn(FIRST, None, None))
-
-
-def test_a_slot_is_read_back_as_it_was_opened(store: Store) -> None:
-    blends, estimates = np.array([BLEND, [0.0, 0.0, 1.0]]), np.array([[0.7, 0.2], [0.3, 0.9]])
-    asked = Decision(4, MIX, blends, estimates)
-    write(store, Turn(Slot(0, (1, 2), MIX, blends, estimates, asked, Reason.CHOSEN, "note"), None, None))
-    (row,) = store.untold()
-    again = read_slot(row, experts=3, tasks=2, decisions=[Decision(3, MIX, BLEND), asked])
-    assert (again.number, again.versions, again.reason, again.note) == (0, (1, 2), Reason.CHOSEN, "note")
-    assert (again.decision, again.panel.task_models.tolist()) == (asked, [0, 1])
-    np.testing.assert_array_equal(again.blends, blends)
-    np.testing.assert_array_equal(again.estimates, estimates)
-    assert read_slot(row, experts=3, tasks=2).decision is None
-    with pytest.raises(StateError, match="the store's slot 0 is damaged"):
-        read_slot(row, experts=4, tasks=2)
 
 
 def test_a_turn_is_one_transaction_with_the_states_it_names(store: Store) -> None:
@@ -124,14 +106,6 @@ def test_an_old_state_goes_only_when_the_new_one_s_name_is_on_the_disk(
     monkeypatch.setattr(Path, "unlink", remove)
     write(store, Turn(SECOND, FIRST, MIXED))
     assert said == [("router-0.state", True), ("monitor-0.state", True)]
-
-
-def test_a_state_that_cannot_be_saved_leaves_everything_as_it_was(store: Store) -> None:
-    begin(store)
-    with pytest.raises((OSError, ServiceError), match="no space"):
-        write(store, Turn(SECOND, FIRST, None), broken=True)
-    assert [row["slot"] for row in store.slots()] == [0]
-    assert state_file(store, "router").read_text() == "router 0"
 
 
 def test_states_that_no_turn_names_are_tidied_away(store: Store) -> None:

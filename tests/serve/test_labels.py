@@ -1,8 +1,7 @@
-import numpy as np
 import pytest
 
 from tanbr.errors import InputError
-from tanbr.serve.labels import label_space, named_tasks
+from tanbr.serve.labels import label_space
 from tanbr.tasks.rows import Task
 
 MOOD, GRADE = Task("mood", ("accuracy",), ("bad", "good")), Task("grade", ("pearson",), scale=(0.0, 5.0))
@@ -23,13 +22,3 @@ def test_labels_that_a_task_does_not_have_are_refused() -> None:
 )
 def test_a_head_without_these_labels_scores_none(head: tuple[str, ...]) -> None:
     assert label_space((MOOD, GRADE), head) is None
-
-
-def test_what_a_client_names_is_a_task_or_labels_of_one() -> None:
-    tasks = (MOOD, GRADE)
-    assert named_tasks(tasks, None) is None
-    assert named_tasks(tasks, None, ["fine"]) is None
-    np.testing.assert_array_equal(named_tasks(tasks, "grade"), [0.0, 1.0])
-    np.testing.assert_array_equal(named_tasks(tasks, None, ["good"]), [1.0, 0.0])
-    with pytest.raises(InputError, match="unknown task 'speed'; this server knows mood, grade"):
-        named_tasks(tasks, "speed")

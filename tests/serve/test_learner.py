@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from serve.serving import ROWS, TEXTS, K, Ledger, Run, V, answer, service, told, until
+from serve.serving import TEXTS, K, Ledger, Run, V, answer, service, told, until
 from tanbr.errors import StateError
 from tanbr.lab.tasks import tiny
 from tanbr.loop.guard import LEAST_COUNT
@@ -23,7 +23,6 @@ from tanbr.serve.learner import MOST_PAUSE, PATIENCE, LearnerThread
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
 from tanbr.serve.service import Service
-from tanbr.serve.store import Store
 
 OWN = tuple(range(V))  # of the embedded model, the expert of each task
 
@@ -56,17 +55,6 @@ def test_without_feedback_the_start_blend_stays_and_answers_as_the_even_one_does
 # --- feedback ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_answered_can_be_fed_back_at_once(live: Service) -> None:
-    accepted = 0
-    for start in range(300):
-        row = ROWS[start % len(ROWS)]
-        spec = tiny.BY_NAME[row.task]
-        (key,) = live.submit([row.text]).result(30).request_ids
-        label = row.target if spec.graded else spec.labels[int(row.target)]
-        accepted += live.feedback([Feedback(key, task=row.task, label=label)]).accepted
-    assert accepted == 300
-
-
 @pytest.mark.parametrize("how", ["pin", "rollback", "guard"])
 def test_late_feedback_is_told_whatever_operators_and_the_guard_do(live: Service, how: str) -> None:
     late = live.submit(TEXTS[:32]).result(30).request_ids
@@ -92,19 +80,6 @@ def test_late_feedback_is_told_whatever_operators_and_the_guard_do(live: Service
 def posterior(live: Service, text: str) -> Any:
     source: Any = live.learner.monitor
     return source.snapshot().recognise([text]).posteriors[0]
-
-
-def test_a_state_that_was_deleted_under_the_server_is_not_made_anew_in_parts(run: Run, tmp_path: Path) -> None:
-    live = run(tmp_path / "state")
-    ids = live.submit(TEXTS[:2]).result(30).request_ids
-    shutil.rmtree(tmp_path / "state")
-    with pytest.raises(ServiceError, match="nothing was taken in"):
-        live.feedback([Feedback(i, reward=1.0) for i in ids])
-    assert len(live.submit(TEXTS[:2]).result(30).request_ids) == 2  # answers go on
-    with pytest.raises(ServiceError):
-        live.end_slot()
-    assert not live.stop()  # what was learned is not saved, and that is said
-    assert not (tmp_path / "state").exists()
 
 
 # --- one address among nine -------------------------------------------------------------------------------------------
@@ -290,26 +265,6 @@ def test_a_pin_and_the_trust_in_clients_hold_over_a_restart(run: Run, tmp_path: 
 # --- what fails while it is read or shown -----------------------------------------------------------------------------
 
 
-def test_what_was_counted_stays_counted_when_the_feedback_cannot_be_read(
-    still: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learning, texts = still.learning, [row.text for row in tiny.generate("sentiment", 32, seed=5, split="test")]
-    Queue.start(still)
-    still.submit(texts).result(30)
-    until(lambda: still.state().requests == 32)
-
-    def locked(*_: Any, **__: Any) -> Any:
-        raise ServiceError("the store is locked")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Store, "feedback", locked)
-        assert not learning.read()
-    assert learning.turn()
-    estimate = still.slots(2)[1].estimate
-    assert estimate is not None
-    assert estimate[6] > 0.8
-
-
 def test_texts_that_cannot_be_read_do_not_blind_the_guard(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> Any:
         raise MemoryError("not now")
@@ -360,17 +315,6 @@ def timed(still: Service) -> tuple[LearnerThread, Clock]:
     still.learning._clock = clock = Clock()
     still.learning._started = clock.now
     return still.learning, clock
-
-
-def test_a_slot_holds_the_requests_it_should_and_at_most_a_batch_more(run: Run) -> None:
-    live = run(slot_requests=64, batch=16)
-    for sent in range(1, 21):  # a client that leaves the learner its time
-        live.submit((TEXTS * 2)[:16]).result(30)
-        until(lambda sent=sent: live.state().slot == sent * 16 // 64)  # type: ignore[misc]
-    held = [slot.requests for slot in live.slots()[1:]]
-    live.stop()
-    assert len(held) == 5
-    assert all(64 <= count <= 64 + 16 for count in held)
 
 
 def flood(live: Service, requests: int = 40) -> list[Any]:
@@ -437,10 +381,6 @@ def test_requests_wait_for_a_turn_only_so_long(still: Service) -> None:
     assert learning.room(1, 0) == (64, False)  # a slot may be a quarter too short, to make up for one too long
 
 
-def test_slots_of_seconds_hold_any_number_of_requests(run: Run) -> None:
-    assert run(slot_seconds=3600.0).learning.room(0, 1_000_000) == (math.inf, False)
-
-
 def test_slots_grow_where_requests_come_faster_than_they_turn_and_that_is_said_once(
     still: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -503,17 +443,6 @@ def test_slots_end_by_a_clock_that_nobody_sets_back(still: Service, monkeypatch:
     assert still.state().slot == 1  # nobody came
 
 
-def test_a_slot_that_a_roll_back_opens_lasts_as_long_as_any(still: Service) -> None:
-    learning, clock = timed(still)
-    learning.end_slot()
-    clock.now += 3000.0
-    learning.dismiss(learning.learner.slot.versions[0], "a test says so")
-    learning.world.answers.held[2, 0] = 1
-    clock.now += 1000.0
-    learning.step()
-    assert still.state().slot == 2
-
-
 def test_a_version_with_nothing_to_go_back_to_goes_on_and_that_is_said(still: Service) -> None:
     learning = still.learning
     learning.dismiss(1, "a test says so")
@@ -537,52 +466,6 @@ def test_a_thread_that_dies_is_a_fault(run: Run, monkeypatch: pytest.MonkeyPatch
     assert "nothing is learned any more" in live.faults()[0]
     with pytest.raises(ServiceError):
         live.end_slot()
-
-
-def test_whoever_asks_just_as_the_thread_ends_is_refused(still: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    thread = still.learning
-    thread.start()
-    send = thread._send
-    said: list[str] = []
-
-    def late(command: Any) -> Any:
-        assert thread.stop(30)  # after `call` has found the thread alive
-        return send(command)
-
-    def ask() -> None:
-        with pytest.raises(ServiceError) as refused:
-            thread.call(lambda: None)
-        said.append(str(refused.value))
-
-    monkeypatch.setattr(thread, "_send", late)
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(30)
-    assert said == ["the server is stopping"]
-
-
-def test_what_is_asked_before_a_stop_is_done(still: Service) -> None:
-    thread = still.learning
-    begun, go = threading.Event(), threading.Event()
-    done: list[int] = []
-
-    def hold() -> None:
-        begun.set()
-        assert go.wait(30)
-
-    thread.start()
-    holding = threading.Thread(target=lambda: thread.call(hold), daemon=True)
-    holding.start()
-    assert begun.wait(30)
-    future = thread._send(lambda: done.append(thread.end_slot()))
-    stopping = threading.Thread(target=lambda: thread.stop(30), daemon=True)
-    stopping.start()
-    until(lambda: thread._stopping)
-    go.set()
-    future.result(30)
-    for one in (holding, stopping):
-        one.join(30)
-    assert (done, thread.saved) == ([1], True)
 
 
 def test_requests_do_not_wait_for_a_locked_store_where_blends_are_merged_in_place(run: Run) -> None:

@@ -1,25 +1,18 @@
 """Several merged models side by side in one service, each request by the one that is best for its task."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from serve.serving import K, Ledger, Run, V, service, until
-from serve.text_model import write
-from tanbr.errors import ConfigError, InputError
+from serve.serving import K, Ledger, Run, V, until
+from tanbr.errors import InputError
 from tanbr.lab.tasks import tiny
-from tanbr.merge import open as open_moe
-from tanbr.router import Tanbr
-from tanbr.router.config import RouterConfig
-from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import place_of, slot_of
 from tanbr.serve.panel import Panel
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
 from tanbr.serve.service import Service
-from tanbr.tasks.rows import Task
 from tanbr.types import Decision, Terms
 
 NAMES = [task.name for task in tiny.TASKS]
@@ -197,57 +190,3 @@ def test_a_restart_goes_on_with_its_panel_also_with_more_models_or_fewer(run: Ru
     router: Any = again.learner.router
     assert router.told == len(ALL)
     assert len(again.state().models) == models
-
-
-def test_the_default_router_learns_from_a_panel(run: Run) -> None:
-    router = Tanbr(K, V, seed=0, config=RouterConfig().of_requests(OWN))
-    one = run(router=router, own_experts=OWN, models=2, rewards={"settle_slots": 0})
-    for _ in range(3):
-        answered = one.submit(ALL).result(30)
-        one.feedback([Feedback(name, reward=1.0) for name in answered.request_ids])
-        one.end_slot()
-    assert isinstance(one.learner.router, Tanbr)
-    assert one.learner.router.account is not None
-    assert one.learner.router.account.slots == 3
-    assert one.state().alarms == ()
-
-
-def test_as_many_models_as_fit_into_the_memory(tmp_path: Path, taught: Path) -> None:
-    moe = open_moe(service(tmp_path / "a", taught).learning.world.engine.moe.path)
-    one, more = (4 * sum(int(np.prod(piece.shape)) for piece in some) for some in (moe.plan.pieces, moe.plan.blended))
-    for memory, models in ((one, 1), (one + 2 * more, 3), (100 * more, moe.num_experts)):
-        made = service(tmp_path / f"{memory}", taught, memory=memory)
-        assert made.info.models == models
-        made.stop()
-    with pytest.raises(ConfigError, match=f"memory must be at least {one} bytes"):
-        service(tmp_path / "b", taught, memory=one - 1)
-
-
-def test_a_model_that_writes_takes_part(tmp_path: Path) -> None:
-    moe = open_moe(write("t5_moe", tmp_path / "t5"))
-    made = Service(
-        moe,
-        tasks=[Task(f"task {v}", ()) for v in range(moe.num_experts)],
-        config=ServeConfig.model_validate({"models": 2, "threads": 1, "slot_seconds": 3600.0}),
-        state=tmp_path / "state",
-        own_experts=tuple(range(moe.num_experts)),
-    )
-    made.start()
-    versions = [model.merge_version for model in made.state().models]
-    assert len(versions) == 2
-    for model in made.state().models:
-        answer = made.generate(["w1 w2"], max_tokens=2, task=model.tasks[0]).result(30)
-        assert answer.merge_version == model.merge_version
-    assert len(made.generate(["w1", "w2", "w3"], max_tokens=2).result(30).texts) == 3
-    made.stop()
-
-
-def test_answers_by_the_posterior_are_more_often_in_the_words_of_the_text_s_own_task(run: Run, tmp_path: Path) -> None:
-    own: dict[str, int] = {}
-    for answers in ("labels", "posterior"):
-        one = run(tmp_path / answers, router=None, answers=answers, blend="even", explore="never")
-        for task in tiny.TASKS:
-            best = one.submit(TEXTS[task.name], task=task.name).result(30).logits[:, : one.info.classes].argmax(axis=1)
-            own[answers] = own.get(answers, 0) + sum(one.info.columns[i] in task.labels for i in best)
-        one.stop()
-    assert own["posterior"] > own["labels"]

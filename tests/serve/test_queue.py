@@ -1,6 +1,5 @@
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,15 +16,10 @@ from serve.serving import TEXTS
 from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
-from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.engine import Engine, like_lengths
-from tanbr.serve.jobs import Job, Part, assigned
-from tanbr.serve.messages import Answers, Broken, Message
-from tanbr.serve.panel import Assignment, Panel
+from tanbr.serve.panel import Answers, Broken, Message
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import Answered, Generated, ServiceError, Stopping
-from tanbr.serve.sampling import WritingOptions
-from tanbr.types import Decision
 
 Made = Callable[..., tuple[Queue, "SimpleQueue[Message]"]]
 
@@ -210,16 +204,6 @@ def test_a_cancelled_request_frees_its_place_at_once_and_is_never_read(
     assert (texts, one.depth) == (["first", "last"], 0)
 
 
-def test_when_all_have_cancelled_decoding_ends(make: Made) -> None:
-    one, _ = make("t5_moe", max_tokens=100_000)
-    endless(one)
-    begun = threading.Event()
-    first = one.generate(["w1"], on_token=lambda *_: begun.set())
-    assert begun.wait(30)
-    assert first.cancel()
-    assert one.generate(["w2"], max_tokens=1).result(30).completion_tokens == (1,)  # and does not wait 100,000 steps
-
-
 def test_a_short_answer_does_not_wait_for_a_long_one(make: Made) -> None:
     one, _ = make("t5_moe", max_tokens=100_000, gather=True)
     endless(one)
@@ -390,86 +374,7 @@ def test_the_wrong_question_is_refused(make: Made) -> None:
         text.submit(["w1"])
 
 
-@pytest.mark.parametrize("family", ["t5_moe", "mixtral"])
-def test_drawn_answers_leave_one_by_one_and_others_join_between_their_steps(make: Made, family: str) -> None:
-    one, _ = make(family, workers=1, max_tokens=50)
-    endless(one)
-    drawn = WritingOptions(temperature=1.3, seed=5, n=3)
-    alone = one.generate(["w7"], max_tokens=4, options=drawn).result(30)
-    long = one.generate(["w1 w2 w3"], max_tokens=12, options=WritingOptions(temperature=1.3, seed=1, n=3)).result(30)
-    stop = (long.texts[1].split()[2],)  # ends at least the second of the three early
-    steps = count_steps(one)
-    begun, go = threading.Event(), threading.Event()
-
-    def hear(*_: Any) -> None:
-        begun.set()
-        assert go.wait(30)
-
-    options = WritingOptions(temperature=1.3, seed=1, n=3, stop=stop)
-    first = one.generate(["w1 w2 w3"], max_tokens=12, options=options, on_token=hear)
-    assert begun.wait(30)
-    second = one.generate(["w7"], max_tokens=4, options=drawn)
-    while one.depth == 0:
-        time.sleep(0.005)
-    go.set()
-    assert second.result(30).texts == alone.texts  # in a batch that others began
-    found = first.result(30)
-    for text, whole, reason in zip(found.texts, long.texts, found.finish_reasons, strict=True):
-        assert text == (whole[: whole.index(stop[0])] if stop[0] in whole else whole)
-        assert reason == ("stop" if stop[0] in whole else "length")
-    assert max(steps) > 3  # both were in one batch …
-    assert sum(steps) < 3 * 12 + 3 * 4  # … and what had ended was in none
-
-
-def count_steps(one: Queue) -> list[int]:
-    """Rows of each pass through the model from now on."""
-    steps: list[int] = []
-    model_of(one).get_output_embeddings().register_forward_hook(lambda *args: steps.append(len(args[2])))
-    return steps
-
-
 # --- jobs and their parts ---------------------------------------------------------------------------------------------
-
-
-def take(part: Job | Part, version: int, rows: Sequence[int] | None = None) -> None:
-    """Answer a part, or rows of a job, by a version: logits are the numbers of the texts."""
-    job, rows = (part.job, part.rows) if isinstance(part, Part) else (part, rows or range(len(part.texts)))
-    job.take(rows, [f"{version}{job.texts[row]}" for row in rows], version, [np.array([float(row)]) for row in rows])
-
-
-def test_the_first_answer_or_error_of_a_job_counts_and_a_client_that_gave_up_gets_nothing() -> None:
-    first, failed, cancelled = (Job(["a"]) for _ in range(3))
-    cancelled.future.cancel()
-    assert (Part(first, [0]).wanted, Part(cancelled, [0]).wanted) == (True, False)
-    for one in (first, cancelled):
-        take(one, 1)
-        one.fail(ServiceError("too late"))
-    failed.fail(ServiceError("broken"))
-    take(failed, 1)
-    assert first.future.result(0).request_ids == ("1a",)
-    assert str(failed.future.exception(0)) == "broken"
-    assert cancelled.future.cancelled()
-
-
-def test_a_panel_divides_a_job_and_the_answers_come_in_the_order_of_the_texts() -> None:
-    mix = np.full(3, 1 / 3)
-    decision = Decision(0, mix, np.eye(3), np.eye(3))  # a model for each task
-    recogniser = Recogniser(("x", "y", "z"), mix, None)
-    posteriors = np.eye(3)[[1, 0, 1, 0]]
-    seen = Recognition(np.zeros(4, np.uint64), posteriors, np.ones(4), np.zeros((4, 0)), informed=True)
-    job = Job(["a", "b", "c", "d"], cut=(0, 5, 0, 0), seen=seen)
-    panel = Panel((), Assignment(decision, recogniser))
-    first, second = assigned(job, range(4), panel)
-    assert [(part.rows, part.place) for part in (first, second)] == [([1, 3], 0), ([0, 2], 1)]
-    assert [part.rows for part in assigned(job, second.rows, panel)] == [[0, 2]]  # again, to those that answer now
-    assert [(part.rows, part.place) for part in assigned(job, [1, 2], Panel(()))] == [([1, 2], 0)]
-    take(second, 7)
-    assert not job.future.done()
-    take(first, 6)
-    answer = job.future.result(0)
-    assert answer.request_ids == ("7a", "6b", "7c", "6d")
-    assert answer.logits.ravel().tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert (answer.merge_version, answer.merge_versions, answer.cut) == (7, (7, 6, 7, 6), (0, 5, 0, 0))
 
 
 # --- room, padding, workers -------------------------------------------------------------------------------------------

@@ -54,17 +54,6 @@ def test_a_family_that_is_stored_in_another_form_says_so(tmp_path: Path) -> None
         Shadow(open_moe(tmp_path))
 
 
-def test_a_task_is_answered_by_the_expert_that_learned_it(moe: Moe) -> None:
-    """Tasks in another order than experts: index and expert differ."""
-    order = [3, 0, 7, 1, 2, 6, 5, 4]
-    names = [task.name for task in tiny.TASKS]
-    inputs = Engine(moe).encode([row.text for row in ROWS])
-    plain = Shadow(moe, experts_of=range(8)).labels(inputs, np.array([names.index(row.task) for row in ROWS]), 14)
-    tasks = np.array([order.index(names.index(row.task)) for row in ROWS])  # task `order[i]` comes i-th
-    np.testing.assert_array_equal(Shadow(moe, experts_of=order).labels(inputs, tasks, 14), plain)
-    assert (Shadow(moe, experts_of=range(8)).labels(inputs, tasks, 14) != plain).any()
-
-
 def test_an_moe_that_routes_by_task_needs_to_know_whose_experts_are_whose(moe: Moe) -> None:
     with pytest.raises(CheckpointError, match="does not say which expert was trained for which task"):
         Shadow(moe)

@@ -8,7 +8,7 @@ import pytest
 from tanbr.errors import StateError
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.records import ServiceError
-from tanbr.serve.store import FILE, VERSION, FeedbackRow, FolderLock, RequestRow, Store, make_private, shown, vector
+from tanbr.serve.store import FILE, VERSION, FeedbackRow, RequestRow, Store, shown, vector
 
 IDS = RequestIds(b"k" * 32)
 
@@ -103,16 +103,6 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
         Store(tmp_path)
 
 
-def test_a_store_that_is_damaged_while_it_is_used_says_so(tmp_path: Path) -> None:
-    store, given = Store(tmp_path), FeedbackRow(request(0).id, "feedback", 0, 1.0)
-    with store.transaction() as write:
-        write.execute("PRAGMA writable_schema = ON")
-        write.execute("UPDATE sqlite_master SET rootpage = 9999 WHERE name = 'feedback'")
-    store.close()
-    with pytest.raises((StateError, ServiceError), match="restore"):
-        Store(tmp_path).add_feedback([given])
-
-
 @pytest.mark.parametrize("text", ["", "{", "[1, [2]]", '["x"]', "3", '"words"', "[" * 100_000])
 def test_a_damaged_vector_is_one_sentence(text: str) -> None:
     with pytest.raises(StateError, match="the store is damaged"):
@@ -143,32 +133,9 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path, version: int, say
 
 
 def test_a_folder_is_of_one_server_at_a_time_and_the_other_is_named(tmp_path: Path) -> None:
-    lock = FolderLock(tmp_path)
+    store = Store(tmp_path)
     with pytest.raises(StateError, match=f"in use by another server \\(process {os.getpid()}\\)"):
-        FolderLock(tmp_path)
-    lock.release()
-    lock.release()
-    FolderLock(tmp_path).release()
-
-
-def test_a_lock_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, opened = FolderLock(tmp_path), os.open
-    late = opened(tmp_path / "lock", os.O_RDWR)  # by a server that comes while this one goes
-    lock.release(remove=True)
-    assert not list(tmp_path.iterdir())
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", lambda *_: late)
-        with pytest.raises(StateError, match="in use"):
-            FolderLock(tmp_path)
-    FolderLock(tmp_path).release()
-
-
-def test_an_empty_folder_becomes_private_and_one_with_other_things_stays(tmp_path: Path) -> None:
-    empty, full = tmp_path / "empty", tmp_path / "full"
-    for folder in (empty, full):
-        folder.mkdir(mode=0o755)
-    (full / "something").touch()
-    for folder in (empty, full):
-        make_private(folder)
-    assert empty.stat().st_mode & 0o777 == 0o700
-    assert full.stat().st_mode & 0o777 == 0o755
+        Store(tmp_path)
+    store.close()
+    store.close()
+    Store(tmp_path).close()

@@ -15,11 +15,6 @@ REWARDS = np.concatenate([np.eye(K), np.full((1, K), 0.25)])
 SURVEY = Survey(BLENDS, REWARDS, REWARDS / 2, rows=50, tasks=tuple(task.name for task in tiny.TASKS))
 
 
-def test_the_best_fixed_blend_is_best_for_an_even_mix() -> None:
-    assert SURVEY.best_fixed.tolist() == BLENDS[K].tolist()
-    assert SURVEY.counts.tolist() == np.full((K + 1, K), 50.0).tolist()
-
-
 def test_what_is_at_stake_grows_as_mixes_grow_uneven() -> None:
     uneven, even = (SURVEY.stakes(alpha) for alpha in (0.01, 100.0))
     assert uneven["uniform"] == pytest.approx(0.25)

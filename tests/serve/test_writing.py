@@ -102,15 +102,6 @@ def test_n_answers_are_one_request_each(asked: Asked) -> None:
     assert many.usage.total_tokens == many.usage.prompt_tokens + many.usage.completion_tokens
 
 
-def test_a_stream_is_the_whole_answer_in_pieces(asked: Asked) -> None:
-    how = {"temperature": 1.4, "seed": 8, "n": 2, "max_tokens": 12, "top_p": 0.9}
-    whole = asked.whole([asked.prompt, "w4 w5"], **how)
-    pieces, ends, usage = asked.streamed([asked.prompt, "w4 w5"], **how)
-    assert pieces == texts(whole)
-    assert ends == [choice.finish_reason for choice in whole.choices]
-    assert usage == whole.usage
-
-
 @pytest.mark.parametrize("sampled", [False, True])
 def test_an_answer_ends_before_the_first_string_that_stops_it(asked: Asked, sampled: bool) -> None:
     ways: list[dict[str, Any]] = [{"temperature": 1.4, "seed": seed} for seed in range(40)] if sampled else [{}]
@@ -144,11 +135,6 @@ def test_a_conversation_is_written_in_the_same_way(asked: Asked) -> None:
     parts: list[Any] = [{"role": "developer", "content": [{"type": "text", "text": asked.prompt}]}]
     again = asked.ai.chat.completions.create(model=asked.model, messages=parts, **how)
     assert [choice.message.content for choice in again.choices] == said
-    pieces = ["", ""]
-    for chunk in asked.ai.chat.completions.create(model=asked.model, messages=messages, stream=True, **how):
-        for choice in chunk.choices:
-            pieces[choice.index] += choice.delta.content or ""
-    assert pieces == said
     with pytest.raises(openai.BadRequestError, match="does not support the parameter tools"):
         asked.ai.chat.completions.create(
             model=asked.model, messages=messages, tools=[{"type": "function", "function": {"name": "f"}}]

@@ -19,8 +19,7 @@ from tanbr.errors import StateError
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.lineage import MadeFor
-from tanbr.serve.messages import Message
-from tanbr.serve.panel import Assignment
+from tanbr.serve.panel import Assignment, Message
 from tanbr.serve.records import ServiceError, ServiceInfo
 from tanbr.serve.store import Store
 from tanbr.tasks.rows import Task

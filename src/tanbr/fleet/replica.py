@@ -19,8 +19,7 @@ from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
 from tanbr.serve.jobs import Job
 from tanbr.serve.lineage import MadeFor, made_for
-from tanbr.serve.messages import Answers, Message
-from tanbr.serve.panel import Staged
+from tanbr.serve.panel import Answers, Message, Staged
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import ServiceError, Stopping
 from tanbr.serve.service import ANSWERING_SHARE, SWITCH_SECONDS
@@ -248,7 +247,7 @@ class ReplicaService(Queue):
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
-        super().__init__(engine, welcome.ids, tasks=welcome.tasks, config=config, outbox=box)
+        super().__init__(engine, welcome.ids, tasks=welcome.tasks, config=config, outbox=box.put)
         self._link = Link(
             engine,
             learner,

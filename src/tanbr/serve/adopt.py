@@ -1,9 +1,8 @@
-"""Adoption: a state goes on with other experts, other tasks, or another merge method.
+"""Adoption: a state goes on with other experts, other tasks, or another merge method, by names and contents.
 
-It goes by names and contents, never by places. An expert is the same one if its name and its weights are, a task if its
-name is. Blends, mixes and rewards are written anew in the new order, in one transaction. A new expert has weight 0 in
-old blends. What is known of an expert that is gone or has changed is forgotten, and that alone: of a blend that used a
-little of it the rest is kept as a prior, but not what its own task earned.
+Blends, mixes and rewards are written anew in the new order, in one transaction; a new expert has weight 0 in them. Only
+what is known of an expert that is gone or has changed is forgotten: of a blend that used a little of it the rest stays
+as a prior, but not what its own task earned.
 """
 
 import json
@@ -62,11 +61,6 @@ class Moved:
         moved[list(self.kept.values())] = values[list(self.kept)]
         return moved
 
-    def blend(self, values: FloatArray) -> FloatArray | None:
-        """Put a blend into the new order; None if it used what is gone."""
-        gone = [old for old, new in enumerate(self.to) if new is None]
-        return None if values[gone].any() else self(values)
-
     def shares(self, values: FloatArray) -> FloatArray | None:
         """Put shares that sum to 1 into the new order; None if nothing is left of them."""
         moved = self(values)
@@ -106,11 +100,10 @@ class Adoption:
         if not self.experts.kept and not self.tasks.kept:
             raise StateError(f"{store.folder} has no expert and no task of those to be served; give another --state")
         pin = read_pin(store)
-        if pin is not None and self.experts.blend(pin.blend) is None:
-            needed = ", ".join(self.lost(pin.blend))
+        if pin is not None and (lost := self.lost(pin.blend)):
             raise StateError(
-                f"{store.folder} has merge version {pin.version} pinned, which needs the expert {needed} as it was; "
-                "put it back, or unpin the version first (POST /v1/admin/unpin)"
+                f"{store.folder} has merge version {pin.version} pinned, which needs the expert "
+                f"{', '.join(lost)} as it was; put it back, or unpin the version first (POST /v1/admin/unpin)"
             )
         return self
 
@@ -119,10 +112,7 @@ class Adoption:
         return [self.old.experts[k] for k in np.flatnonzero(blend).tolist() if self.experts.to[k] is None]
 
     def carry_out(self, store: Store, config: RewardConfig, *, say: Callable[[str], None]) -> None:
-        """Say what is kept, copy the folder, and write the state anew.
-
-        Slots and versions end, their numbers continue. What blends have earned is left for `inherit`.
-        """
+        """Say what is kept, copy the folder, and write the state anew; what was earned is left for `inherit`."""
         before = _versions(store, self.old, config)
         after = [moved for one in before if (moved := self._moved(one)) is not None]
         for line in self._said(store, before=len(before), after=len(after)):
@@ -131,8 +121,7 @@ class Adoption:
         say(f"a copy of the state as it was: {back_up(store.folder, store.folder / f'before-adopt-{number}')}")
         numbers = {"mark": store.last_seq(), "next_slot": store.next_slot, "last_version": store.last_version}
         pin = read_pin(store)
-        blend = None if pin is None else self.experts.blend(pin.blend)
-        pinned = None if blend is None else pin_text(Pin(blend, store.last_version + 1))
+        pinned = None if pin is None else pin_text(Pin(self.experts(pin.blend), store.last_version + 1))
         with store.transaction(
             made_for=json.dumps(asdict(self.new)), **numbers, guard=None, practice=None, pinned=pinned
         ) as write:
@@ -229,8 +218,7 @@ def _router(store: Store, made_for: MadeFor) -> Tanbr | None:
 def _versions(store: Store, made_for: MadeFor, config: RewardConfig) -> list[Version]:
     """Say what blends have earned: what the router knows, and feedback that it was not told yet.
 
-    Of a router that does not say, or that knows gains from practice alone, what each merge version earned by all
-    feedback: gains over one even blend say nothing about those over another.
+    Of a router that does not say, or knows gains from practice alone, what each merge version earned by all feedback.
     """
     trust, V = read_trust(store), len(made_for.tasks)
     router, mark = _router(store, made_for), int(store.meta("mark") or 0)
@@ -259,7 +247,6 @@ def _stored(
     read: Callable[[Any], FloatArray] = vector,
     write: Callable[[FloatArray], str | bytes] = shown,
 ) -> Callable[[Any], Any]:
-    """Change a vector as the store holds it."""
 
     def changed(held: Any) -> Any:
         values = None if held is None else change(read(held))
@@ -278,10 +265,7 @@ def inherit(
     past: Sequence[Row] = (),
     say: Callable[[str], None],
 ) -> Monitor:
-    """Tell a new router what an adopted state has earned; the state's monitor, or a new one that knows what it knew.
-
-    A task that is new starts from what like tasks have earned: those that its `past` rows are taken for.
-    """
+    """Tell a new router what an adopted state has earned; the state's monitor, or a new one that knows what it knew."""
     old = None
     with suppress(SettingsError):  # a monitor of other settings reads texts otherwise
         old = None if store.meta("monitor") is None else Monitor.load(state_file(store, "monitor"), config=config)

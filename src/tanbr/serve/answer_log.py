@@ -14,8 +14,7 @@ from tanbr.monitor import Monitor
 from tanbr.monitor.belief import by_mix
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.messages import Answers
-from tanbr.serve.panel import believed
+from tanbr.serve.panel import Answers, believed
 from tanbr.serve.records import ServiceError
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import RequestRow, Store
@@ -44,7 +43,7 @@ class AnswerLog:
         self.held: Counter[Place] = Counter()  # requests that a model of a slot has answered; of the last slots
         self.answered = 0  # requests since the process started
         self._store, self._config, self._encode = store, config, encode
-        self._shadow, self._classes, self._keep_logits, self._tasks = shadow, classes, keep_logits, tasks
+        self._shadow, self._classes, self._keep_logits, self.tasks = shadow, classes, keep_logits, tasks
         self._rng = np.random.default_rng(config.seed)
         self._lock = threading.Lock()
         self._recent: deque[Answers] = deque()
@@ -85,24 +84,25 @@ class AnswerLog:
         """Look up the logits (columns,) of answered requests: of the recent ones here, of others in the store."""
         if not self._keep_logits:
             return {}
-        with self._lock:
-            found = {key: self._place[key] for key in ids if key in self._place}
-        known = {key: batch.logits[row] for key, (batch, row) in found.items() if batch.logits is not None}
+        recent = self._recent_of(ids)
+        known = {key: batch.logits[row] for key, (batch, row) in recent.items() if batch.logits is not None}
         missing = [key for key in ids if key not in known]
         return known | (self._store.logits_of(missing) if missing else {})
 
     def texts_of(self, ids: Sequence[bytes]) -> dict[bytes, Text]:
         """Look up the texts of requests, as far as they are at hand."""
+        return {key: batch.texts[row] for key, (batch, row) in self._recent_of(ids).items()}
+
+    def _recent_of(self, ids: Sequence[bytes]) -> dict[bytes, tuple[Answers, int]]:
         with self._lock:
-            found = {key: self._place[key] for key in ids if key in self._place}
-        return {key: batch.texts[row] for key, (batch, row) in found.items()}
+            return {key: self._place[key] for key in ids if key in self._place}
 
     # --- called by the learner --------------------------------------------------------------------------------------
 
     def read(self, monitor: Monitor, mix: TaskMix) -> tuple[list[Given], Exception | None]:
         """Let the monitor count what arrived, measure and store it: rewards by shadowing, and what failed last.
 
-        What cannot be recognised, or stored, is tried again with what comes next; all else is read.
+        What fails is tried again with what comes next.
         """
         error: Exception | None = None
         unread: list[Answers] = []
@@ -118,7 +118,9 @@ class AnswerLog:
                 seen = seen if batch.named is None else believed(seen, batch.named)
                 monitor.count(seen)
                 unread.pop()
-                self._unsaved += self._rows(batch, seen)
+                kept = batch.logits if self._keep_logits and batch.logits is not None else [None] * len(batch.ids)
+                novel = seen.novel.tolist()
+                self._unsaved += map(RequestRow, batch.ids, seen.posteriors, kept, novel)
                 shadowed += self._measure(batch, seen, mix)
             except Exception as raised:  # a text, the monitor, a shadow
                 error = raised
@@ -138,7 +140,7 @@ class AnswerLog:
         """Rewards that the server gave itself for the models of a slot, by place: from memory, or from the store."""
         if slot > self._told and not any(place[0] == slot for place in self._tallies):
             for place, parts in self._store.measured(slot).items():
-                self._tallies[slot, place] = Tally(self._tasks, parts)
+                self._tallies[slot, place] = Tally(self.tasks, parts)
         return {place: tally for (number, place), tally in self._tallies.items() if number == slot}
 
     def late(self) -> list[int]:
@@ -153,18 +155,11 @@ class AnswerLog:
             for place in [place for place in self.held if place[0] < slot - 1]:  # what was on its way may yet come
                 del self.held[place]
 
-    def _rows(self, batch: Answers, seen: Recognition) -> list[RequestRow]:
-        logits = batch.logits if self._keep_logits else None
-        return [
-            RequestRow(key, seen.posteriors[i], None if logits is None else logits[i], bool(seen.novel[i]))
-            for i, key in enumerate(batch.ids)
-        ]
-
     def _measure(self, batch: Answers, seen: Recognition, mix: TaskMix) -> list[Given]:
         """Reward a batch by its confidence, and a few of its requests by the un-merged MoE; not what is novel."""
         weights, place = self._config.rewards, (batch.slot, batch.place)
         self.measured(batch.slot)  # what the store holds comes first
-        tally = self._tallies.get(place, Tally(self._tasks))
+        tally = self._tallies.get(place, Tally(self.tasks))
         shares = by_mix(seen.posteriors, mix)  # (n, V)
         if weights.confidence and not seen.novel.all():
             known = shares[~seen.novel]
@@ -182,7 +177,6 @@ class AnswerLog:
     def _agreement(
         self, shadow: Shadow, batch: Answers, posteriors: FloatArray, chosen: NDArray[np.intp]
     ) -> Sequence[float]:
-        """Agreement of the chosen requests' answers with the un-merged MoE's (m,)."""
         if not len(chosen):
             return []
         tasks = posteriors[chosen].argmax(axis=1)

@@ -27,7 +27,7 @@ from tanbr.serve.check import UNKNOWN, Check, Report, digest, measured_in, self_
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
-from tanbr.serve.lineage import expert_names, method_of
+from tanbr.serve.lineage import method_of
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service, log
 from tanbr.serve.survey import Survey
@@ -72,25 +72,15 @@ def build(
 ) -> Service:
     """Make a service, not yet started, of a checkpoint (the embedded model if None), or of `experts` and their base.
 
-    The checkpoint's card, or a list of experts, says its tasks. The `base` is one more expert, if nothing says which
-    expert belongs to which task, or if that is asked for. `history` is a JSONL file of
-    {"text": …, "task": …, "label": …?} lines, text a string or a pair, or labelled rows in other files; by default
-    `history.jsonl` in the checkpoint's folder, if there is one. It names the tasks that are served, teaches the
-    monitor, and its labelled lines are the guard's probes. Without any the monitor groups the traffic by itself, into
-    as many latent tasks as there are experts if the checkpoint has no card either.
-    `survey` is what `tanbr survey` wrote: its best blend for the mix is the start blend; the router is told a
-    `warm_start` like it before its first slot. Experts that do not merge are refused unless `force` is given. With
-    `check`, how many models are served and how they are merged is measured first, where that is not set (`check.py`).
-    `backend` and `make_engine` are those of a `Service`.
+    The options are those of `StartConfig`. With `check`, how many models are served and how they are merged is measured
+    first, where that is not set (`check.py`). `backend` and `make_engine` are those of a `Service`.
     """
-    moe = opened(
-        checkpoint,
-        experts=experts,
-        blend_only=blend_only,
-        base=with_base(base, config.blend, survey, warm_start),
-        method=config.method,
-        say=lambda line: report(line, 0, 0),
-    )
+
+    def say(line: str) -> None:
+        report(line, 0, 0)
+
+    base = with_base(base, config.blend, survey, warm_start)
+    moe = opened(checkpoint, experts=experts, blend_only=blend_only, base=base, method=config.method, say=say)
     if config.blend is None and moe.source.weights:
         config = config.model_copy(update={"blend": moe.source.weights})
     if config.method is None:
@@ -100,9 +90,8 @@ def build(
         if verdict == "do not merge":
             raise CheckpointError(f"{moe.path} should not be merged: {why}; pass --force to serve it all the same")
     about = known_of(moe, history)
-    tasks, own, past = about.tasks, about.own, about.past
+    tasks, own, past = about.tasks, about.own, about.past or []
     names = [task.name for task in tasks]
-    probes = about.rows[:: max(1, len(about.rows) // PROBES)][:PROBES]
     best = None if survey is None else Survey.load(survey).check(moe, tasks, survey)
     prior = None if warm_start is None else Survey.load(warm_start).check(moe, tasks, warm_start)
     device_of(config.device)  # before anything is measured
@@ -111,20 +100,24 @@ def build(
         if not own:
             raise ConfigError(f"to serve experts un-merged, {UNKNOWN}")
         config = config.model_copy(update={"models": moe.source.trained, "explore": "never"})
-    elif check and survey is None and config.blend is None and (backend is None or _checkable(moe, config)):
-        if backend is not None and config.method is None:  # an engine adds adapters up: no other merge is one
-            config = config.model_copy(update={"method": "average"})
-        found = checked(about, config, state, monitor=monitor, report=report)
+    elif check and survey is None and config.blend is None:
+        adapters = isinstance(moe.source, OverBase) and len(moe.source.adapters) == moe.source.trained
+        if backend is None:
+            found = checked(about, config, state, monitor=monitor, report=report)
+        elif config.engine is not None and adapters and sizes(moe)[0] <= MEASURED:
+            if config.method is None:  # an engine adds adapters up: no other merge is one
+                config = config.model_copy(update={"method": "average"})
+            found = checked(about, config, state, monitor=monitor, report=report)
     if found is not None:
-        found = found if adopt else found.by(method_of(state))
+        found = found if adopt else replace(found, method=method_of(state))
         config = config.model_copy(update={"models": found.taken.models})
         moe = Moe(moe.source, method=found.taken.method)
 
     def recogniser() -> Monitor:
-        if past is None and not own:
+        if about.past is None and not own:
             return Monitor(names, "clusters", config=monitor)
         taught = Monitor(names, config=monitor)  # without a history, the first labels teach it
-        taught.learn([one.text for one in past or ()], [one.task for one in past or ()])
+        taught.learn([one.text for one in past], [one.task for one in past])
         return taught
 
     settings = (router or RouterConfig()).of_requests(own, () if found is None else found.taken.groups)
@@ -141,14 +134,13 @@ def build(
         router=chooser,
         monitor=recogniser,
         monitor_config=monitor or MonitorConfig(),
-        probes=probes,
-        texts=[past[i].text for i in np.linspace(0, len(past) - 1, min(JUDGED, len(past))).astype(int)] if past else (),
-        expert_names=expert_names(moe),
+        probes=about.rows[:: max(1, len(about.rows) // PROBES)][:PROBES],
+        texts=[past[i].text for i in np.linspace(0, len(past) - 1, min(JUDGED, len(past))).astype(int)],
         own_experts=own,
         survey=best,
         check=found,
         adopt=adopt,
-        say=lambda line: report(line, 0, 0),
+        say=say,
         observer=observer,
         backend=backend,
         make_engine=make_engine,
@@ -156,10 +148,7 @@ def build(
 
 
 def with_base(asked: bool | None, blend: object, *surveys: Path | None) -> bool | None:
-    """Whether the base is to be an expert; None where that is for `opened` to say.
-
-    What was given for the experts as they are, weights or a survey, would not fit one more.
-    """
+    """Whether the base is to be an expert (None: `opened` says): weights or a survey would not fit one more."""
     return False if asked is None and (isinstance(blend, tuple) or any(surveys)) else asked
 
 
@@ -192,12 +181,6 @@ def opened(
         return moe
 
 
-def _checkable(moe: Moe, config: ServeConfig) -> bool:
-    """Whether adapters before an engine can be measured in this process: their base must not be too large for it."""
-    adapters = isinstance(moe.source, OverBase) and len(moe.source.adapters) == moe.source.trained
-    return config.engine is not None and adapters and sizes(moe)[0] <= MEASURED
-
-
 @dataclass(frozen=True, eq=False)
 class Known:
     """What is known of experts before they serve."""
@@ -218,8 +201,7 @@ class Known:
 def known_of(moe: Moe, history: Path | None) -> Known:
     """Put together what card, list and history say.
 
-    Without a history, labels that clients send tell the tasks apart, where tasks have labels; where nothing does, the
-    monitor's tasks are groups of its own, and no expert is known to be theirs.
+    Without a history, labels tell the tasks apart; without labels, the monitor's tasks are groups of its own.
     """
     card = read_card(moe.path).of_experts(moe.source.expert_tasks, moe.source.expert_labels)
     if history is None and (Path(moe.path) / HISTORY).is_file():
@@ -241,7 +223,6 @@ def known_of(moe: Moe, history: Path | None) -> Known:
 
 
 def _in_range(moe: Moe, own: tuple[int, ...]) -> tuple[int, ...]:
-    """Refuse a card that gives a task to an expert that is not there."""
     if max(own, default=0) >= moe.num_experts:
         raise CheckpointError(
             f"the card of {moe.path} gives a task to expert {max(own)}, counted from 0, but there are "
@@ -260,10 +241,7 @@ def _by_labels(tasks: Sequence[Task], heads: Sequence[Sequence[str]]) -> tuple[i
 def checked(
     about: Known, config: ServeConfig, state: Path, *, monitor: MonitorConfig | None, report: Report
 ) -> Check | None:
-    """Measure how to serve, or read what was measured at the last start; None, and a report of why, if that cannot be.
-
-    Gram matrices go to the state's folder, which may be removed with it.
-    """
+    """Measure how to serve, or read what was measured at the last start; None, and a report why, if it cannot be."""
     moe = about.moe
     moe.source.measured = measured_in(state, moe)
     made_for = digest(moe, about.rows, moe.num_experts, config.memory, config.models, config.method, config.precision)
@@ -271,18 +249,7 @@ def checked(
     if kept is not None:
         return kept
     try:
-        found = self_check(
-            moe,
-            about.rows,
-            about.space,
-            own=about.own,
-            memory=config.memory,
-            models=config.models,
-            method=config.method,
-            precision=config.precision,
-            monitor=monitor,
-            report=report,
-        )
+        found = self_check(moe, about.rows, about.space, own=about.own, config=config, monitor=monitor, report=report)
     except ConfigError as why:
         report(f"no self-check: {why}", 0, 0)
         return None
@@ -301,10 +268,9 @@ class PastRequest(BaseModel):
 
 
 def _tasks_of(past: Sequence[PastRequest]) -> list[Task]:
-    """The tasks that a history names, with the labels that it holds."""
-    found: dict[str, set[str]] = {one.task: set() for one in past}
+    found: dict[str, set[str]] = {}
     for one in past:
-        found[one.task] |= {one.label} if one.label else set()
+        found.setdefault(one.task, set()).update([one.label] if one.label else ())
     return [Task(name, ("accuracy",) if has else (), tuple(sorted(has))) for name, has in found.items()]
 
 

@@ -1,7 +1,6 @@
 """Conversations become prompts by a tokenizer's own template, which another process renders (`python -m` this module).
 
-A template is a program that comes with a checkpoint. It has a second, a gigabyte and a length; a template that takes
-more ends with its process, and the next conversation gets a new process.
+A template is a program that comes with a checkpoint: one that takes too much time or memory ends with its process.
 """
 
 import json
@@ -41,9 +40,8 @@ class ChatTemplate:
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
-        """Make a prompt of roles, contents and calls of tools; quick, never blocks.
+        """Make a prompt of roles, contents and calls of tools; never blocks. `developer` may become `system`.
 
-        `developer` is OpenAI's newer name of `system`, which a template that does not know it gets instead.
         The future fails with an InputError if these messages are refused, a CheckpointError if the template is bad.
         """
         return self._thread.submit(self._rendered, list(messages))

@@ -1,17 +1,14 @@
 """What each way of serving will earn here, measured before the first request on rows that the history holds back.
 
-    past rows ─┬─ held back ──► every expert alone on its own task; pairs of experts; then method × G, where each row is
-               │                answered by the model that it would be sent to
-               └─ the rest  ──► a monitor that tells the tasks apart, and the experts' Gram matrices
-
-The smallest panel within a point of the best is taken. Nothing here is drawn: the same rows give the same table.
+Asked are every expert alone on its own task, pairs of experts, then method × G, where each row goes to the model that
+it would be sent to. The other rows teach a monitor, and give Gram matrices. Nothing here is drawn.
 """
 
 import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ from tanbr.merge.gram_matrices import FOLDER
 from tanbr.merge.measure import inputs_of, measure
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
+from tanbr.serve.config import ServeConfig
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.records import CheckView, Way
 from tanbr.tasks.metrics import LabelSpace
@@ -38,40 +36,21 @@ MOST, LEAST = 64, 8  # of one task
 SHARE = 3  # a third of a task's rows at most: the rest has to teach
 SMALL = 50e6  # parameters of a model that is asked all of these rows; a larger one is asked fewer
 SHOWN = 48  # texts of a task that its expert is shown for Gram matrices
-NEAR = 0.01  # a smaller panel is taken if it earns within this of the best
-KEPT = 0.9  # of what experts earn alone: a way that keeps less is not called good
 FILE = "check.json"
 UNKNOWN = "it must be known which expert belongs to which task: name the experts' tasks in a list, and give --history"
 
 Report = Callable[[str, int, int], None]  # what is measured, steps done, of how many
 
 
-@dataclass(frozen=True)
-class Check:
-    """Every expert alone on its own task, and every way that fits into the memory."""
+@dataclass(frozen=True, kw_only=True)
+class Check(CheckView):
+    """What was measured, with what a router may be told of it."""
 
-    made_for: str  # digest of weights, rows and limits; empty unless it is kept
-    tasks: tuple[str, ...]  # (V,)
-    rows: int
-    alone: tuple[float, ...]  # (V,) each task by its own expert, told the task
-    alone_bytes: int
-    base: tuple[float, ...]  # (V,) each task by the base, told the task; empty where it is no expert
-    ways: tuple[Way, ...]
+    made_for: str = ""  # digest of weights, rows and limits
     blends: tuple[tuple[float, ...], ...]  # (N, K) that were measured by the method that is taken
     earned: tuple[tuple[float | None, ...], ...]  # (N, V) None where a task was not asked
     asked: tuple[tuple[int, ...], ...]  # (N, V) rows
     seconds: float
-    method: str | None = None  # that a state was begun with
-
-    @property
-    def taken(self) -> Way:
-        """The smallest panel within a point of the best; of its ways the one that earned most."""
-        return taken([way for way in self.ways if way.method == self.method] or self.ways)
-
-    @property
-    def kept(self) -> float:
-        """Share of the experts' own reward that is kept."""
-        return self.taken.reward / max(float(np.mean(self.alone)), 1e-9)
 
     @property
     def known(self) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -79,28 +58,9 @@ class Check:
         earned = [[np.nan if one is None else one for one in row] for row in self.earned]
         return np.array(self.blends), np.array(earned), np.array(self.asked, dtype=np.float64)
 
-    @property
-    def advice(self) -> str:
-        """What to do where no way keeps enough; empty where one does."""
-        if self.kept >= KEPT:
-            return ""
-        return (
-            f"merged, these experts keep {self.kept:.0%} of what they earn alone: give --memory for more models, serve "
-            "them as they are (--unmerged), or look at them with `tanbr inspect` (`tanbr merge --mode align` may help)"
-        )
-
-    def by(self, method: str | None) -> "Check":
-        """Keep to a method, if there is one and it was measured: a state's blends go on as they are merged."""
-        return replace(self, method=method)
-
-    def view(self) -> CheckView:
-        """What clients see of it."""
-        measured = self.tasks, self.rows, self.alone, self.alone_bytes, self.base
-        return CheckView(*measured, self.ways, self.taken, self.advice)
-
     def save(self, folder: Path) -> None:
         """Keep it with the state."""
-        write_atomically(folder / FILE, json.dumps(to_jsonable(TypeAdapter(Check).dump_python(self))) + "\n")
+        write_atomically(folder / FILE, json.dumps(to_jsonable(asdict(self))) + "\n")
 
     @staticmethod
     def load(folder: Path, made_for: str) -> "Check | None":
@@ -110,12 +70,6 @@ class Check:
         except (OSError, ValidationError):
             return None
         return found if found.made_for == made_for else None
-
-
-def taken(ways: Sequence[Way]) -> Way:
-    """Choose the smallest panel within a point of the best; of its ways the one that earned most."""
-    best = max(way.reward for way in ways)
-    return min((way for way in ways if way.reward >= best - NEAR), key=lambda way: (way.models, -way.reward))
 
 
 def divided(rows: Sequence[Row], tasks: Sequence[str], *, parameters: int) -> tuple[list[Row], list[Row]]:
@@ -167,17 +121,10 @@ class _Checking:
     """What is measured once, and looked up after that."""
 
     def __init__(
-        self,
-        moe: Moe,
-        held: Sequence[Row],
-        space: LabelSpace,
-        own: Sequence[int],
-        recogniser: Any,
-        precision: str,
+        self, moe: Moe, held: Sequence[Row], space: LabelSpace, own: Sequence[int], recogniser: Any, precision: str
     ) -> None:
-        self.precision = precision  # that is served, for the bytes: what is measured here is float32
-        self.moe, self.held, self.space = moe, list(held), space
-        self.own = list(own)
+        """Take the precision that is served, for the bytes: what is measured here is float32."""
+        self.moe, self.held, self.space, self.own, self.precision = moe, list(held), space, list(own), precision
         names = [task.name for task in space.tasks]
         self.of = np.array([names.index(row.task) for row in held], dtype=np.intp)  # (n,)
         self.seen = recogniser.recognise([row.text for row in held])
@@ -242,10 +189,7 @@ class _Checking:
 
 
 def grouped(shared: FloatArray, groups: int) -> NDArray[np.intp]:
-    """Part V tasks into groups (V,), those together that lose least by it: `shared` (V, V) is what two earn together.
-
-    From every task alone, the two groups are joined whose tasks lose least on average, until there are so many.
-    """
+    """Part V tasks into groups (V,), joining those that lose least by it; `shared` (V, V) is what two earn together."""
     parts = [[v] for v in range(len(shared))]
     alone = np.diag(shared)
     loss = (alone[:, None] + alone[None]) / 2 - shared
@@ -267,19 +211,16 @@ def self_check(
     space: LabelSpace,
     *,
     own: Sequence[int],
-    memory: int | None = None,
-    models: int | None = None,
-    method: str | None = None,
-    precision: str = "fp32",
+    config: ServeConfig,
     monitor: MonitorConfig | None = None,
     report: Report = lambda *_: None,
 ) -> Check:
     """Measure the ways to serve experts, on labelled rows of their tasks; `own` (V,) is the expert of each task.
 
-    A given `models` or `method` is the only one that is tried. Otherwise regression is, with Gram matrices that are
-    measured first and left where `moe.source` keeps them. Raises ConfigError where nothing can be measured.
+    Number of models and method are tried unless they are set; regression with Gram matrices that are measured first and
+    left where `moe.source` keeps them. Raises ConfigError where nothing can be measured.
     """
-    start = time.monotonic()
+    start, models, method = time.monotonic(), config.models, config.method
     names = [task.name for task in space.tasks]
     held, rest = divided(rows, names, parameters=sizes(moe)[0] // 4)
     if not own:
@@ -288,11 +229,11 @@ def self_check(
         raise ConfigError(f"the history has too few labelled rows: {SHARE * LEAST} a task are enough")
     taught = Monitor(names, config=monitor)
     taught.learn([row.text for row in rest], [row.task for row in rest])
-    most = most_models(moe, memory, precision) if models is None else models
+    most = most_models(moe, config.memory, config.precision) if models is None else models
     counts = sorted({G for G in (1, 2, 3, 4, 6, 8, 12, 16, most) if min(most, len(names)) >= G})
     counts = counts if models is None else counts[-1:]
     ready = [method] if method else ["average", *(["regression"] if _measured(moe, rest, space, own, report) else [])]
-    checking = _Checking(moe, held, space, own, taught.snapshot(), precision)
+    checking = _Checking(moe, held, space, own, taught.snapshot(), config.precision)
     V = len(names)
     steps, done = V * (V + 1) // 2 + len(ready) * len(counts) + V, 0
 
@@ -318,26 +259,23 @@ def self_check(
         for name in ready:
             ways.append(checking.way(name, grouped(shared, G)))
             step()
-    best = taken(ways)
-    table = checking.table(best.method)
-    return Check(
-        "",
-        tuple(names),
-        len(held),
-        checking.by_task(alone),
-        sum(spec.numel for spec in moe.source.unmerged) * 4,
-        () if base is None else checking.by_task(checking.rewards(ready[0], base, checking.of >= 0, told=True)),
-        tuple(ways),
-        tuple(tuple(blend.tolist()) for blend, _ in table),
-        tuple(tuple(_mean(earned[checking.of == v]) for v in range(V)) for _, earned in table),
-        tuple(tuple(int(np.isfinite(earned[checking.of == v]).sum()) for v in range(V)) for _, earned in table),
-        time.monotonic() - start,
+    found = CheckView(
+        tasks=tuple(names),
+        rows=len(held),
+        alone=checking.by_task(alone),
+        alone_bytes=sum(spec.numel for spec in moe.source.unmerged) * 4,
+        base=() if base is None else checking.by_task(checking.rewards(ready[0], base, checking.of >= 0, told=True)),
+        ways=tuple(ways),
     )
-
-
-def _mean(rewards: FloatArray) -> float | None:
-    asked = rewards[np.isfinite(rewards)]
-    return float(asked.mean()) if len(asked) else None
+    blends, rewards = zip(*checking.table(found.taken.method), strict=True)
+    parts = [[row[(checking.of == v) & np.isfinite(row)] for v in range(V)] for row in rewards]  # (N, V) of rewards
+    return Check(
+        **vars(found),
+        blends=tuple(tuple(blend.tolist()) for blend in blends),
+        earned=tuple(tuple(float(part.mean()) if len(part) else None for part in row) for row in parts),
+        asked=tuple(tuple(map(len, row)) for row in parts),
+        seconds=time.monotonic() - start,
+    )
 
 
 def measured_in(state: Path, moe: Moe) -> Path:

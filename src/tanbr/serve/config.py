@@ -121,10 +121,7 @@ def usable_cores() -> int:
 
 
 def step_back() -> None:
-    """Give this thread's work to the processor when requests leave it time; where threads have a priority of their own.
-
-    Never back again: only an administrator may raise a priority.
-    """
+    """Lower this thread's priority, where threads have one of their own; only administrators can raise it again."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             thread = threading.get_native_id()

@@ -1,7 +1,4 @@
-"""Decoding of a batch by encoder-decoder and causal models. A row leaves when it ends, and others join.
-
-A row's words are the most probable ones, or drawn by temperature, nucleus (top_p) and a generator of its own.
-"""
+"""Decoding of a batch by encoder-decoder and causal models, greedily or drawn. Rows leave at their end; others join."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,10 +62,9 @@ def decode(
     more: More | None = None,
     sampling: Sequence[Sampling | None] = (),
 ) -> Decoded:
-    """Write at most limits[i] ≥ 1 tokens for row i of `inputs` (n, length), padded on the left for a causal model.
+    """Write at most limits[i] ≥ 1 tokens for row i of `inputs` (n, length), drawn as sampling[i] says or greedily.
 
-    The words of row i are drawn as sampling[i] says, or without it the most probable ones. Between two steps others may
-    join (`more`), as long as some of the rows are at work. Raises NotFinite in the step in which logits are not.
+    Between two steps others may join (`more`), as long as some rows are at work. Raises NotFinite where logits are not.
     """
     ends, start = _ends(model), _EncoderDecoder if model.config.is_encoder_decoder else _Causal
     batch: Any = start(model, inputs)
@@ -256,10 +252,7 @@ class Draws:
                 self._rows[row] = sampling, np.random.default_rng(sampling.seed % 2**64)
 
     def draw(self, rows: Sequence[int], logits: Tensor, chosen: Tensor, likely: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw words for the rows that were taken in; the others keep their words and probabilities (rows,).
-
-        Logits are (rows, words). The probability of a word is the model's own, whatever the temperature.
-        """
+        """Draw words for the rows taken in, from logits (rows, words); these and their own probabilities (rows,)."""
         places = [place for place, row in enumerate(rows) if row in self._rows]
         if not places:
             return chosen, likely

@@ -1,7 +1,4 @@
-"""One dense model that answers texts in this process, blend after blend: what checks and comparisons ask.
-
-The forward pass is the server's (`serve.backends`).
-"""
+"""One dense model that answers texts in this process, blend after blend: what checks and comparisons ask."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,10 +33,7 @@ def with_start(model: Any) -> Any:
 
 
 class DenseModel:
-    """One dense model that answers in a label space, by its head or in words; it holds one blend at a time.
-
-    A head must have the label space's columns; they are put in that order.
-    """
+    """One dense model that answers in a label space, by a head with its columns or in words; one blend at a time."""
 
     def __init__(self, moe: Moe, space: LabelSpace, *, precision: Precision = "fp32") -> None:
         self.moe, self.space = moe, space
@@ -109,7 +103,6 @@ class DenseModel:
         return [found[i] for i in range(len(texts))]
 
     def _encoded(self, texts: Sequence[Text]) -> Inputs:
-        """Turn texts into tokens, each text once."""
         if len(self._tokens) > REMEMBERED:
             self._tokens.clear()
         new = [text for text in dict.fromkeys(texts) if text not in self._tokens]

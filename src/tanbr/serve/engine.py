@@ -1,15 +1,13 @@
 """The dense models that answer, and the one way they change: `prepare`, check, write down, `commit`.
 
 There are as many buffers as models in a panel, and a spare. The next blend is merged into a free buffer while the old
-models answer; `commit` then moves one pointer, so the commit of one new model cannot fail for want of a file. If more
-models are new than buffers are free, old models leave one after another: each leaves its requests to those that stay
-and its buffer to a new model (a blend that was prepared in that buffer is merged again). The new models take over all
-at once; before that, only in the place of the last old one. So all that answer at a time belong to one slot.
+models answer; `commit` then moves one pointer. If more models are new than buffers are free, old models leave one after
+another, each its requests to those that stay and its buffer to a new model. The new models take over all at once, so
+all that answer at a time belong to one slot.
 
-Without a spare, the only model that answers may have to give up its buffer. Then `prepare` checks what can be checked,
-a check of the blend borrows the buffer (merge, answer, merge the old blend back), and `commit` merges in place.
-Requests wait for the merge, and for nothing else. A commit that merges may fail after the learner has written: what
-answers then is whole, old or new, and the learner has to write that down.
+Without a spare, a check of a blend borrows the buffer of the model that answers (merge, answer, merge the old blend
+back), and `commit` merges in place. Such a commit may fail after the learner has written: what answers then is whole,
+old or new, and the learner has to write that down.
 
 A batch holds its model from beginning to end: one batch, one merge version.
 """
@@ -19,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -60,10 +59,9 @@ class Engine:
         max_length: int | None = None,
         merge_share: float = 1.0,
     ) -> None:
-        """Merge the first blend (K,) (all experts alike if None) into a backend, or one of `serve.backends` by name.
+        """Merge the first blend (K,), or all experts alike, into a backend, or one of `serve.backends` by name.
 
-        Up to `models` blends may answer at once. A backend that does not compute in float32 is measured on the
-        `probes`.
+        Up to `models` blends may answer at once. A precision is measured on the `probes`.
         """
         if not 1 <= models <= moe.num_experts:
             raise ConfigError(f"a panel holds 1 to {moe.num_experts} models, as many as experts (got {models})")
@@ -77,14 +75,8 @@ class Engine:
         self.encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"], max_length=max_length)
         self._causal = moe.plan.config().architectures[0].endswith("ForCausalLM")
         known = None if blend is None else as_blend(blend, experts=moe.num_experts)
-        first = build(
-            moe,
-            blend=known,
-            models=models,
-            device=device,
-            precision=precision,
-            probes=lambda: self.alike(probes),
-        )
+        asked = partial(self.alike, probes)
+        first = build(moe, blend=known, models=models, device=device, precision=precision, probes=asked)
         self.panel = Panel((Live(first, version, known, slot),))  # what answers at the moment
         try:
             more = models - 1 + (first.spares(models) if spare else 0)
@@ -161,14 +153,11 @@ class Engine:
             return classify(backend, columns, self.encode, batch=self.batch)
 
     def sane(self, text: Text, live: Live | Staged) -> bool:
-        """Whether a model answers a text with numbers: a label's, or the first token's of an answer.
-
-        A backend that is asked when it is loaded finds that out then.
-        """
+        """Whether a model answers a text with numbers: a label's, or the first token's of an answer."""
         if self.live.backend.asked_when_loaded:
             return True
         with self._holding(live) as backend:
-            (inputs,) = self.padded([text])
+            (inputs,) = self.alike([text])
             if not backend.writes:
                 return bool(np.isfinite(backend.classify(inputs)).all())
             try:
@@ -177,18 +166,10 @@ class Engine:
                 return False
             return True
 
-    def padded(self, texts: Sequence[Text]) -> list[Inputs]:
-        """Encode texts in the order given, a batch at a time."""
-        parts = [texts[start : start + self.batch] for start in range(0, len(texts), self.batch)]
-        return [self.encode.pad(self.encode.encode(part).columns, left=self._causal) for part in parts]
-
     def alike(self, texts: Sequence[Text]) -> list[Inputs]:
         """Encode texts in batches of like length, as they are answered."""
         columns = self.encode.encode(texts).columns if texts else {"input_ids": []}
-        lengths = [len(row) for row in columns["input_ids"]]
-        groups = like_lengths(lengths, most=self.batch) if lengths else []
-        parts = [{name: [rows[i] for i in group] for name, rows in columns.items()} for group in groups]
-        return [self.encode.pad(part, left=self._causal) for part in parts]
+        return [inputs for _, inputs in _batches(columns, self.encode, most=self.batch, left=self._causal)]
 
     @contextmanager
     def _holding(self, live: Live | Staged | None) -> Iterator[Backend]:
@@ -207,10 +188,10 @@ class Engine:
 
     @contextmanager
     def using(self, panel: Panel | None = None, place: int = 0, version: int | None = None) -> Iterator[Live]:
-        """Hold a model that answers: no merge touches it until the block ends, though another may take over meanwhile.
+        """Hold a model that answers: no merge touches it until the block ends.
 
-        It is the model of this `version`, if that is still held, or the one at `place` of the `panel`; if that panel
-        no longer answers, the first model that does.
+        It is the model of this `version` if that is held, or the one at `place` of the `panel`, or if that panel no
+        longer answers, the first one that does.
         """
         with self._idle:
             self._idle.wait_for(lambda: not self._paused)
@@ -227,17 +208,14 @@ class Engine:
                 self._idle.notify_all()
 
     def folder_of(self, name: str) -> str | None:
-        """Find where an adapter lies that an engine asks for, by its own name or by `tanbr-v` and a version."""
+        """Find the folder of an adapter that an engine asks for, by its own name or by `tanbr-v` and a version."""
         for one in (*self.panel.models, *self.held, *self._experts.values()):
             if one.backend.adapter is not None and name in (f"{VERSION}{one.version}", one.backend.adapter[0]):
                 return one.backend.adapter[1]
         return None
 
     def expert(self, k: int) -> Live:
-        """Give expert k alone, which is loaded when it is first asked for; InputError where there is no room for it.
-
-        Nobody chose it, so what it earns is credited to no model of a slot.
-        """
+        """Give expert k alone, which is loaded when it is first asked for; InputError where there is no room for it."""
         with self._loading:
             live = self._experts.get(k)
             if live is None:
@@ -253,11 +231,7 @@ class Engine:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def prepare(self, blend: ArrayLike, *, version: int | None = None) -> Staged:
-        """Make the merge of `blend` (K,) ready to answer; nothing else changes until `commit`.
-
-        `version` numbers a blend that had a number before. One thread at a time may prepare; what is prepared is
-        committed, all at once, or discarded. If it fails, what answers goes on answering.
-        """
+        """Make the merge of `blend` (K,), by its old `version` if it had one, ready to answer; nothing else changes."""
         wanted = as_blend(blend, experts=self.moe.num_experts)
         if version is None:
             version = max([self._issued, *(one.version for one in self._staged if one.changed)]) + 1
@@ -278,10 +252,7 @@ class Engine:
         """Have other replicas prepare the same; an engine of its own has none."""
 
     def commit(self, *staged: Staged, slot: int | None = None, assignment: Assignment | None = None) -> Panel:
-        """Let what was prepared, and nothing else, answer from now on, credited to `slot`; the new panel.
-
-        Where models have to be merged for it, it may fail; the models that answer then are whole, old or new.
-        """
+        """Let what was prepared, and nothing else, answer from now on, credited to `slot`; the new panel."""
         if not staged or any(one not in self._staged for one in staged):
             raise RuntimeError("only what was prepared last can be committed, and only once")
         self._staged = []
@@ -332,10 +303,7 @@ class Engine:
         return self.commit(self.prepare(blend, version=version), slot=slot).models[0].version
 
     def revert(self, broken: Live) -> bool:
-        """Let `broken` answer no more, at once: for the others of its panel, or for what answered before it.
-
-        Whether something else answers now.
-        """
+        """Let the others of a `broken` model's panel answer, or what answered before it; whether there is any."""
         with self._idle:
             place = self._place(broken)
             if place is None:
@@ -367,9 +335,9 @@ class Engine:
         return ready
 
     def _make_room(self, joined: dict[int, Live], assignment: Assignment | None) -> bool:
-        """See that a buffer is free: of the models that go, the one with fewest requests leaves them to the others.
+        """See that a buffer is free: of the models that go, the one with fewest requests leaves, if others can answer.
 
-        The last one leaves them to those of the next slot that are ready; if none is, there is no room.
+        The last one leaves its requests to those of the next slot that are ready.
         """
         with self._idle:
             old, stay = self.panel, [one.backend for one in joined.values()]
@@ -395,7 +363,6 @@ class Engine:
         return same.index(True) if any(same) else None
 
     def _buffer_with(self, blend: Blend) -> Live | None:
-        """The free buffer that a blend (K,) is in."""
         held = [one for one in self._free if one.blend is not None and np.array_equal(blend, one.blend)]
         return held[0] if held else None
 
@@ -439,7 +406,6 @@ class Engine:
             self.pause_seconds = time.perf_counter() - started
 
     def _restore(self, old: Live) -> None:
-        """Merge what answered into its buffer again."""
         self._fault = f"merge version {old.version} could not be restored after a merge in place that failed"
         self.files.check()
         old.backend.merge(self.moe, self.moe.check(old.blend))
@@ -459,19 +425,25 @@ def _found_broken(version: int) -> CheckpointError:
 
 def classify(backend: Backend, columns: Columns, encoder: TextEncoder, *, batch: int) -> FloatArray:
     """Answer encoded texts: logits (n, columns); at most `batch` texts a pass, those of like length together."""
-    lengths = [len(row) for row in columns["input_ids"]]
-    logits = np.empty((len(lengths), len(backend.columns)))
-    for group in like_lengths(lengths, most=batch) if lengths else ():
-        part = {name: [rows[i] for i in group] for name, rows in columns.items()}
-        logits[group] = backend.classify(encoder.pad(part))
+    logits = np.empty((len(columns["input_ids"]), len(backend.columns)))
+    for group, inputs in _batches(columns, encoder, most=batch):
+        logits[group] = backend.classify(inputs)
     return logits
+
+
+def _batches(
+    columns: Columns, encoder: TextEncoder, *, most: int, left: bool = False
+) -> Iterator[tuple[list[int], Inputs]]:
+    """Pad texts in groups of like length: the places of each group's texts, and these."""
+    lengths = [len(row) for row in columns["input_ids"]]
+    for group in like_lengths(lengths, most=most) if lengths else ():
+        yield group, encoder.pad({name: [rows[i] for i in group] for name, rows in columns.items()}, left=left)
 
 
 def like_lengths(lengths: Sequence[int], *, most: int, fixed: int = PASS) -> list[list[int]]:
     """Cut rows (n,) into groups of at most `most`, each padded to its longest, so that all together cost least.
 
-    A group costs its padded tokens and the `fixed` cost of a forward pass. The groups hold places in `lengths`, sorted
-    by length; where one group is best, its rows keep their order.
+    A group costs its padded tokens and the `fixed` cost of a pass. Where one group is best, its rows keep their order.
     """
     n = len(lengths)
     if n <= most and n * max(lengths) - sum(lengths) <= fixed:  # there is less padding than a second pass costs

@@ -75,10 +75,10 @@ def served(state: Path, *, number: int = 1) -> Served:
         moe.source.measured = measured_in(state, moe)
         moe = Moe(moe.source, method=made.method)
     change = Adoption(made, made_for(moe, made.tasks))
-    blend = change.experts.blend(slot.blends[number - 1]) if change.exact else None
-    if blend is None:
+    blend = slot.blends[number - 1]
+    if not change.exact or change.lost(blend):
         raise StateError(f"the experts in {origin['path']} have changed since the server read them; put them back")
-    return Served(moe, blend, slot, number, made)
+    return Served(moe, change.experts(blend), slot, number, made)
 
 
 def learned_card(state: Path) -> tuple[Card, MadeFor, dict[str, WorthView]]:

@@ -1,9 +1,8 @@
 """Request ids that only this server can have issued, and that say which slot answered.
 
-An id is the slot (4 bytes), the model's place in it (1), 7 random bytes and a keyed hash of all. It is trusted without
-a look-up, so feedback is taken even for a request whose row was lost when the process was killed. The hash also holds
-the *epoch*, a random name that a server takes at every start. An epoch's ids count for the slots from its start to the
-next one's. So if a server is restored from a backup, ids that were issued after the backup are unknown.
+An id is the slot (4 bytes), the model's place in it (1), 7 random bytes and a keyed hash of all and of the *epoch*, a
+random name that a server takes at every start. So feedback needs no look-up, and a server that is restored from a
+backup does not know ids that were issued after it.
 """
 
 import hmac

@@ -17,8 +17,7 @@ from tanbr.serve.config import ServeConfig
 from tanbr.serve.decode import Written
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds
-from tanbr.serve.messages import Answers, Outbox
-from tanbr.serve.panel import Live, Panel
+from tanbr.serve.panel import Answers, Live, Outbox, Panel
 from tanbr.serve.records import Answered, Generated, OnToken, ServiceError
 from tanbr.serve.relay import Call, Passage, combined
 from tanbr.serve.sampling import Sampling
@@ -51,10 +50,7 @@ class Job:
     span: tracing.Span | None = field(default_factory=tracing.current)  # of its request, if that is traced
 
     def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
-        """Take answers (n,) to some of the texts, and give the client all of them with the last.
-
-        Answers are logits (columns,), or what was written and its text.
-        """
+        """Take answers (n,), logits or what was written with its text; the client gets all with the last."""
         versions: tuple[int, ...] = (version,)
         if len(rows) < len(self.texts):
             self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
@@ -62,25 +58,19 @@ class Job:
                 return
             ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
         several = versions if len(set(versions)) > 1 else ()
+        read, count = tuple(map(len, self.columns.get("input_ids", ()))), None
         if isinstance(answers[0], np.ndarray):
-            logits = np.asarray(answers)
-            tokens = tuple(len(row) for row in self.columns.get("input_ids", ()))
-            answer: Answered | Generated = Answered(tuple(ids), logits, versions[0], self.cut, several, tokens)
+            answer: Answered | Generated = Answered(
+                tuple(ids), np.asarray(answers), versions[0], self.cut, several, read
+            )
         else:
             written, texts = zip(*answers, strict=True)
-            answer = Generated(
-                request_ids=tuple(ids),
-                texts=texts,
-                prompt_tokens=tuple(len(row) for row in self.columns.get("input_ids", ())),
-                completion_tokens=tuple(len(one.tokens) for one in written),
-                finish_reasons=tuple("stop" if one.stopped else "length" for one in written),
-                merge_version=versions[0],
-                cut=self.cut,
-                merge_versions=several,
-            )
+            tokens = tuple(len(one.tokens) for one in written)
+            ends: tuple[Literal["stop", "length"], ...] = tuple("stop" if w.stopped else "length" for w in written)
+            answer = Generated(tuple(ids), texts, read, tokens, ends, versions[0], self.cut, several)
+            count = sum(tokens)
         if self.span is not None:
-            count = sum(answer.completion_tokens) if isinstance(answer, Generated) else None
-            tracing.counted(self.span, ids[0], sum(map(len, self.columns.get("input_ids", ()))), count)
+            tracing.counted(self.span, ids[0], sum(read), count)
         if self._may_end():
             self.future.set_result(answer)
 
@@ -189,10 +179,7 @@ class Room:
             raise InputError(f"max_tokens must be 1..{self.answer} (got {max_tokens}); {self.more}")
 
     def fit(self, job: Job, encoder: TextEncoder) -> None:
-        """Encode a job's prompts and set what can be written for each: max_tokens, or if None as much as fits.
-
-        A prompt that leaves no room is refused (InputError), or cut on the left: its end is nearest to the answer.
-        """
+        """Encode a job's prompts, and set what can be written for each; one that is too long is refused or cut."""
         longest = self.prompt if self.both is None else min(self.prompt, self.both - (job.max_tokens or 1))
         encoded = encoder.encode(job.texts, limit=longest, side="left")
         lengths = [len(row) for row in encoded.columns["input_ids"]]
@@ -212,7 +199,13 @@ class Replies:
     """Makes answers of logits and tokens. `Answers` is in the outbox before any client of it has its answer."""
 
     def __init__(
-        self, ids: RequestIds, tokenizer: Any, *, outbox: Outbox, classes: int, reweigh: Reweigh | None = None
+        self,
+        ids: RequestIds,
+        tokenizer: Any,
+        *,
+        outbox: Outbox,
+        classes: int,
+        reweigh: Reweigh | None = None,
     ) -> None:
         """Take how many columns are labels, and a function that weighs labels by the text's task, if wanted."""
         self._ids, self._tokenizer, self._outbox = ids, tokenizer, outbox
@@ -255,8 +248,8 @@ class Replies:
 
     def relayed(self, passage: Passage, event: dict[str, Any]) -> None:
         """Make an event of an engine's answer our own; the learner is told before the last one goes out."""
-        live, first = passage.live, not passage.ids
-        if first:
+        live = passage.live
+        if not passage.ids:
             passage.ids = tuple(self._ids.issue(live.slot, len(passage.part.rows), place=live.place))
         done = passage.complete
         passage.take(event, [self._ids.show(value) for value in passage.ids])
@@ -270,13 +263,11 @@ class Replies:
         live: Live,
         confidence: FloatArray,
         answers: Any,
-        *,
-        logits: FloatArray | None = None,
-        tokens: tuple[tuple[int, ...], ...] | None = None,
+        **kept: Any,
     ) -> None:
-        """Tell the learner, then give the jobs their answers (n,)."""
+        """Tell the learner, with what is to be `kept` of them, then give the jobs their answers (n,)."""
         raw = tuple(self._ids.issue(live.slot, len(answers), place=live.place))
-        self._put(parts, live, raw, confidence, logits=logits, tokens=tokens)
+        self._put(parts, live, raw, confidence, **kept)
         start = 0
         for part in parts:
             some = slice(start, start := start + len(part.rows))
@@ -292,11 +283,10 @@ class Replies:
         logits: FloatArray | None = None,
         tokens: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
-        """Tell the learner what was answered under these ids (n,)."""
         for part in parts:
             part.trace(live)
         seen = [part.job.seen.rows(part.rows) for part in parts if part.job.seen is not None]
-        self._outbox.put(
+        self._outbox(
             Answers(
                 live.version,
                 live.slot,

@@ -37,8 +37,7 @@ def write_turn(
 ) -> None:
     """Save the states under new names, then the turn and these names in one transaction; the old states go last.
 
-    `measured` is what the server rewarded the models of the ended slot with, by place, `regret` what the router
-    believes of the slot that opens, `practice` what was found by it; where there is none, what is there stays.
+    `measured` are the rewards by the server itself, by place; `regret` is of the slot that opens.
     """
     store.check_files()  # a folder that was deleted is not made anew in parts
     old = {name: store.meta(name) for name in STATES}

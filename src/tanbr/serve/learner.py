@@ -1,14 +1,12 @@
 """The learner's thread: it holds the learner's value, reads what was answered, obeys operators, and turns slots.
 
-Nobody else touches the value or changes what answers. Whatever fails in a turn, what answers goes on answering: the
-old value is kept, the slot goes on with all it held, and an alarm says why.
+Whatever fails in a turn, what answers goes on answering: the old value is kept, and an alarm says why.
 """
 
 import math
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -24,8 +22,8 @@ from tanbr.loop.slot import Choice, Reason
 from tanbr.loop.turn import turn
 from tanbr.serve.config import step_back
 from tanbr.serve.journal import save, state_file, write_pin
-from tanbr.serve.messages import Broken, Message
-from tanbr.serve.records import Alarm, Observer, ServiceError
+from tanbr.serve.panel import Broken, Message
+from tanbr.serve.records import ServiceError
 from tanbr.serve.world import Laps, ServedWorld
 from tanbr.types import Blend, FloatArray
 
@@ -34,32 +32,6 @@ Result = TypeVar("Result")
 PATIENCE = 0.5  # seconds that requests wait, at most, for a slot to turn
 TICK = 0.2  # seconds between two looks at what was answered: seldom, as Python runs one thread at a time
 MOST_PAUSE = 60.0  # seconds; after a failure the next try waits twice as long as the last, up to this
-ALARMS = 50  # kept for operators
-
-
-class Alarms:
-    """What operators should know; any thread may add to it."""
-
-    def __init__(self, observer: Observer) -> None:
-        self.observer, self._lock = observer, threading.Lock()
-        self._alarms: deque[Alarm] = deque(maxlen=ALARMS)
-        self.slot = -1  # that is open
-
-    def __call__(self, text: str) -> None:
-        """Tell operators; what repeats is told once."""
-        with self._lock:
-            repeated = bool(self._alarms) and self._alarms[0].text == text
-            if repeated:
-                self._alarms.popleft()
-            self._alarms.appendleft(Alarm(time.time(), self.slot, text))
-        if not repeated:
-            self.observer.alarm(text)
-
-    @property
-    def newest(self) -> tuple[Alarm, ...]:
-        """All that are kept, newest first."""
-        with self._lock:
-            return tuple(self._alarms)
 
 
 class LearnerThread:
@@ -69,12 +41,11 @@ class LearnerThread:
         self,
         world: ServedWorld,
         *,
-        alarms: Alarms,
         clock: Callable[[], float] = time.monotonic,
         opened: Callable[[], None] = lambda: None,
     ) -> None:
         """Go on with the world's open slot; `opened` is called when requests need not wait for a turn any more."""
-        self.world, self.view, self.alarms = world, world.view, alarms
+        self.world, self.view, self.alarms = world, world.view, world.alarm
         self._config, self._answers, self._store = world.config, world.answers, world.store
         self._clock, self._opened = clock, opened
         self.alarms.slot = self.learner.slot.number
@@ -89,7 +60,7 @@ class LearnerThread:
         self._ended = False  # whether nobody will do what is sent from now on; guarded by the lock
         self._wake = threading.Event()
         self._stopping = False
-        self._fault = ""
+        self.faults: tuple[str, ...] = ()  # why the thread died
         self.saved = True  # whether all that was learned is on disk: not while it runs
         self._thread = threading.Thread(target=self._watched, name="tanbr-slots", daemon=True)
 
@@ -114,10 +85,6 @@ class LearnerThread:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def faults(self) -> tuple[str, ...]:
-        """Say that the thread died, and of what; nothing if all is well."""
-        return (self._fault,) if self._fault else ()
-
     def put(self, message: Message) -> None:
         """Take what a replica says: what it answered, or that a version answers with NaN and it went back."""
         if isinstance(message, Broken):
@@ -130,10 +97,7 @@ class LearnerThread:
 
     @property
     def _target(self) -> int | None:
-        """Requests after which the open slot ends: fewer by those that the last one held too many, to a point.
-
-        A batch that was at work when the last slot turned belongs to that, and is counted when it is answered.
-        """
+        """Requests after which the open slot ends: fewer by those that the last one held too many, to a point."""
         wanted, (slot, target, meanwhile) = self._config.slot_requests, self._last
         if wanted is None:
             return None
@@ -143,8 +107,7 @@ class LearnerThread:
     def room(self, slot: int, at_work: int) -> tuple[float, bool]:
         """How many requests fit into a slot, beside those at work, and whether others wait until it has turned.
 
-        A full slot takes a quarter of a slot more until it has turned, and any number after PATIENCE. So slots keep
-        their length where requests come faster than slots turn, and a turn has the processor to itself.
+        A full slot takes a quarter of a slot more until it has turned, and any number after PATIENCE.
         """
         wanted, target = self._config.slot_requests, self._target
         if wanted is None or target is None or self._ended or slot != self.learner.slot.number:
@@ -160,7 +123,7 @@ class LearnerThread:
     def call(self, command: Callable[[], Result]) -> Result:
         """Do something in this thread, between two of its own steps; blocks until it is done."""
         if self._stopping or not self._thread.is_alive():
-            raise ServiceError(self._fault or "the server is stopping")
+            raise ServiceError(*self.faults or ["the server is stopping"])
         return self._send(command).result()
 
     def _send(self, command: Callable[[], Result]) -> "Future[Result]":
@@ -192,10 +155,7 @@ class LearnerThread:
         self._set_pin(None)
 
     def roll_back(self, version: int | None) -> int:
-        """Serve an earlier version, or one of a panel, alone until the slot ends.
-
-        The router hears that the other choices were worthless.
-        """
+        """Serve an earlier version alone until the slot ends; the router hears that the others were worthless."""
         now = tuple(one.version for one in self.world.engine.panel.models)
         good = [one.number for one in self.learner.good if one.number not in now]
         wanted = max(good, default=None) if version is None else version
@@ -301,8 +261,8 @@ class LearnerThread:
         try:
             self._run()
         except BaseException as error:  # nobody else would ever hear of it
-            self._fault = f"the slot thread died of {type(error).__name__}, and nothing is learned any more: restart"
-            self.alarms(self._fault)
+            self.faults = (f"the slot thread died of {type(error).__name__}, and nothing is learned any more: restart",)
+            self.alarms(*self.faults)
         with self._sending:
             self._ended = True
             self._refuse()
@@ -311,7 +271,7 @@ class LearnerThread:
     def _refuse(self) -> None:
         """Leave nobody waiting for a thread that has ended; the caller holds the lock."""
         while not self._commands.empty():
-            self._commands.get()[1].set_exception(ServiceError(self._fault or "the server is stopping"))
+            self._commands.get()[1].set_exception(ServiceError(*self.faults or ["the server is stopping"]))
 
     def _run(self) -> None:
         torch.set_num_threads(1)  # merges, probes and shadows leave the other cores to the requests,
@@ -333,7 +293,6 @@ class LearnerThread:
             self._attempt("end", self._end)
 
     def _obey(self) -> None:
-        """Do what others ask for; a failure is theirs."""
         while not self._commands.empty():
             command, future = self._commands.get()
             try:
@@ -342,10 +301,7 @@ class LearnerThread:
                 future.set_exception(error)
 
     def _attempt(self, name: str, step: Callable[[], bool | None]) -> bool:
-        """Take a step that must not end the thread, whatever fails; what failed is not tried again too soon.
-
-        A step that has said why it failed returns False.
-        """
+        """Take a step that must not end the thread; what failed, or gave False, is not tried again too soon."""
         rest, until = self._rests.get(name, (0.0, 0.0))
         if self._clock() < until:
             return False
@@ -360,7 +316,6 @@ class LearnerThread:
         return done
 
     def _judge(self) -> None:
-        """Roll back if the guard says so; not while an operator has chosen."""
         judged = self.learner.judged()
         if judged is not None:
             self.dismiss(*judged)
@@ -377,10 +332,9 @@ class LearnerThread:
         return requests > 0
 
     def _end(self) -> bool:
-        """End the slot. What came since it was full belongs to it, and the next slot is shorter by as much, to a point.
+        """End the slot; what came since it was full belongs to it, and the next is shorter by as much, to a point.
 
-        So slots are full `slot_requests` apart, unless turns take longer than that; then the learner rests a quarter of
-        the time, which is left to the requests.
+        If turns take longer than slots, the learner rests a quarter of the time, which is left to the requests.
         """
         slot, started = self.learner.slot.number, self._clock()
         before, target = self._answers.held_by(slot), self._target

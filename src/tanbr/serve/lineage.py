@@ -99,8 +99,9 @@ def method_of(folder: Path) -> str | None:
 def lineage(store: Store, wanted: MadeFor, *, adopt: bool) -> MadeFor:
     """Give what the state was made for, if that is what is wanted (a new one is), or if it is to be adopted."""
     found = read_made_for(store)
-    if found is None:
-        store.set_meta("made_for", json.dumps(asdict(wanted)))
+    if found is None or store.next_slot == 0:  # what was begun and could not start binds nobody
+        with store.transaction(made_for=json.dumps(asdict(wanted)), way=None):  # nor is it known how its model runs
+            pass
         return wanted
     if found != wanted and not adopt:
         name = next(name for name in asdict(found) if getattr(found, name) != getattr(wanted, name))

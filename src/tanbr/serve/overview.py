@@ -12,17 +12,13 @@ from tanbr.loop.learner import Learner
 from tanbr.loop.practice import SHOWN
 from tanbr.loop.slot import Reason
 from tanbr.merge import Moe
-from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import (
-    Alarm,
-    GainView,
     ModelView,
     PracticeView,
     ServiceInfo,
-    ServiceState,
     SlotView,
     TriedView,
     VersionView,
@@ -49,10 +45,7 @@ class View:
 
 
 def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callable[[str], None]) -> View:
-    """Show the learner, with the router's tree and why it chose what is served, as far as it says so.
-
-    A router that cannot explain itself may serve all the same.
-    """
+    """Show the learner, with the router's tree and why it chose what is served; a router need not explain itself."""
     router: Any = learner.router
     decision = learner.slot.decision
     try:
@@ -69,22 +62,17 @@ def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callab
         return View(learner, kept)
     found = practice_view(learner, kept)
     sentence = (
-        _by_practice(decision.blends, found)
-        if found is not None and found.tried
-        else (
-            f"of {terms.candidates} blends {this} may earn most for the mix: {terms.mean:.3f} is expected, "
-            f"and it may be up to {terms.bound:.3f}"
-        )
+        f"of {terms.candidates} blends {this} may earn most for the mix: {terms.mean:.3f} is expected, "
+        f"and it may be up to {terms.bound:.3f}"
     )
+    if found is not None and found.tried:
+        sentence = _by_practice(decision.blends, found)
     why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
     return View(learner, kept, regret=max(0.0, best - terms.mean), why=why, tree=tree, account=account)
 
 
 def _by_practice(blends: FloatArray, found: PracticeView) -> str:
-    """Say what the blend that practice led to (1, K) has gained there, or the nearest; of a panel, that it was tried.
-
-    A panel's models are tried on some requests of all tasks, which they would not be sent.
-    """
+    """Say what the nearest blend that was tried has gained; of a panel, that practice decided."""
     decided = f"practice decided, after {found.exercises} exercises"
     if len(blends) > 1:
         return f"{decided} on logged requests: these {len(blends)} models together may earn most for the mix"
@@ -117,9 +105,7 @@ def practice_view(learner: Learner, kept: PracticeView | None) -> PracticeView |
     return PracticeView(kept.exercises + practice.done, tasks, (*tried, *kept.tried)[:SHOWN])
 
 
-def describe(
-    moe: Moe, queue: Queue, *, config: ServeConfig, tasks: Sequence[str], expert_names: Sequence[str]
-) -> ServiceInfo:
+def describe(moe: Moe, queue: Queue, *, config: ServeConfig, expert_names: tuple[str, ...]) -> ServiceInfo:
     """Say what is served."""
     backend, unmerged = queue.engine.live.backend, moe.source.unmerged
     return ServiceInfo(
@@ -127,9 +113,9 @@ def describe(
         family=moe.family.model_type,
         kind="text" if backend.writes else "encoder" if backend.embeds else "classifier",
         experts=moe.num_experts,
-        expert_names=tuple(expert_names) or tuple(f"expert {k + 1}" for k in range(moe.num_experts)),
+        expert_names=expert_names,
         sites=len(moe.sites),
-        tasks=tuple(tasks),
+        tasks=tuple(task.name for task in queue.tasks),
         columns=backend.columns,
         classes=queue.classes,
         scales={} if queue.space is None else queue.space.scales,
@@ -151,46 +137,20 @@ def describe(
     )
 
 
-def state_now(
-    view: View, queue: Queue, answers: AnswerLog, *, tasks: Sequence[str], alarms: tuple[Alarm, ...], uptime: float
-) -> ServiceState:
-    """Say what a service is doing: values that belong together."""
-    learner, slot, to = view.learner, view.learner.slot, view.learner.slot.panel.task_models
-    models = tuple(
+def model_views(learner: Learner, requests: Mapping[tuple[int, int], int], tasks: Sequence[str]) -> list[ModelView]:
+    """Show the models that answer; `requests` were answered by each model of a slot."""
+    slot, to = learner.slot, learner.slot.panel.task_models
+    return [
         ModelView(
             version,
             slot.blends[place],
             tuple(name for name, model in zip(tasks, to, strict=True) if model == place),
             float(slot.task_mix[to == place].sum()),
-            answers.held[slot.number, place],
+            requests[slot.number, place],
             learner.guard.reward(version),
         )
         for place, version in enumerate(slot.versions)
-    )
-    return ServiceState(
-        slot=slot.number,
-        merge_version=slot.versions[0],
-        task_mix=slot.task_mix,
-        blend=slot.blend,
-        reward=np.full(len(tasks), np.nan) if view.last is None else view.last.reward,
-        counts=np.zeros(len(tasks)) if view.last is None else view.last.counts,
-        estimated_regret=view.regret,
-        requests=sum(model.requests for model in models),
-        answered=answers.answered,
-        queue=queue.depth,
-        phase=learner.phase,
-        why=view.why,
-        pinned=learner.pin is not None,
-        shares=dict(view.shares),
-        alarms=alarms,
-        last_merge_seconds=queue.engine.merge_seconds,
-        last_pause_seconds=queue.engine.pause_seconds,
-        uptime=uptime,
-        models=models,
-        exploration=view.account,
-        gain=None if learner.gain is None else GainView(**vars(learner.gain)),
-        practice=practice_view(learner, view.kept),
-    )
+    ]
 
 
 def slot_view(row: dict[str, Any]) -> SlotView:

@@ -1,13 +1,15 @@
-"""The models that answer, those that are ready to, and which request goes to which model."""
+"""The models that answer, those that are ready to, which request goes to which model, and what the learner hears."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.backends import Backend
-from tanbr.types import Blend, Decision, FloatArray
+from tanbr.types import Blend, Decision, FloatArray, Text
 
 VERSION = "tanbr-v"  # and the number of a merge version: what clients call it
 NOT_CHOSEN = 255  # place of a model that a client named: no slot has so many, and none is credited with its answers
@@ -92,3 +94,31 @@ def believed(seen: Recognition, named: FloatArray) -> Recognition:
     familiarity = np.where(named.all(axis=1), seen.familiarity, np.maximum(seen.familiarity, 0.0))
     informed = seen.informed or bool((named.sum(axis=1) == 1).all())
     return replace(seen, posteriors=within(seen.posteriors, named), familiarity=familiarity, informed=informed)
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Texts that one merge version answered; the learner is told before the clients are."""
+
+    version: int
+    slot: int  # that they are credited to
+    ids: tuple[bytes, ...]  # (n,) raw request ids
+    texts: tuple[Text, ...]
+    logits: FloatArray | None  # (n, columns) of a classifier
+    confidence: FloatArray  # (n,) probability of the best label, or mean probability of the tokens written
+    tokens: tuple[tuple[int, ...], ...] | None  # what a model that writes has written
+    place: int = 0  # of the model among those of its slot
+    seen: Recognition | None = None  # what was read from the texts already, if it was
+    named: FloatArray | None = None  # (n, V) 1 for the tasks that each client has named; None if nobody has
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A merge version that answers with NaN; the replica has gone back to the one before, if it still had it."""
+
+    version: int
+    slot: int
+
+
+Message: TypeAlias = Answers | Broken
+Outbox: TypeAlias = Callable[[Message], object]  # takes what a replica says; quick, never blocks

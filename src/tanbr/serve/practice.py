@@ -1,8 +1,6 @@
-"""The thread that practises: while no request waits, in a set share of one core's time.
+"""The thread that practises with a model of its own, while no request waits, in a set share of one core's time.
 
-It holds a model of its own, so nothing that answers is touched, and no turn waits for it: the learner's thread is told
-what an exercise has earned when that is done. Its priority is that of all threads: one of low priority that holds
-Python's lock would keep the others waiting.
+Its priority is that of all threads: one of low priority that holds Python's lock would keep the others waiting.
 """
 
 import threading
@@ -19,7 +17,7 @@ from tanbr.merge import Moe
 from tanbr.serve.config import step_back
 from tanbr.serve.dense import DenseModel
 from tanbr.serve.learner import LearnerThread
-from tanbr.serve.records import Observer, ServiceError
+from tanbr.serve.records import ServiceError
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import FloatArray
 
@@ -34,16 +32,9 @@ class PracticeThread:
     """Answers exercises, and brings what they have earned to the learner."""
 
     def __init__(
-        self,
-        learning: LearnerThread,
-        moe: Moe,
-        space: LabelSpace,
-        *,
-        busy: Callable[[], bool] = lambda: False,
-        observer: Observer | None = None,
+        self, learning: LearnerThread, moe: Moe, space: LabelSpace, *, busy: Callable[[], bool] = lambda: False
     ) -> None:
         """Stay away while the server is `busy`."""
-        self._observer = observer or Observer()
         self._learning, self._moe, self._space, self._busy = learning, moe, space, busy
         config = learning.world.config
         self._share, self._by_posterior = config.practice, config.answers == "posterior"
@@ -71,7 +62,7 @@ class PracticeThread:
                     self._stopping.wait(IDLE)
                 elif (earned := self.answer(wanted)) is not None:
                     self._learning.call(partial(self._learning.practised, wanted, earned))
-                    self._observer.practised(len(wanted.rows), time.thread_time() - began)
+                    self._learning.alarms.observer.practised(len(wanted.rows), time.thread_time() - began)
             except ServiceError:
                 return  # the server stops
             except Exception as error:  # a checkpoint that went, most likely: what answers goes on
@@ -94,7 +85,6 @@ class PracticeThread:
         return known_rewards(self._space, wanted.rows, answers, by_posterior=self._by_posterior)
 
     def _in_its_share(self, work: Callable[[], Result]) -> Result:
-        """Work, and rest for as long as the share asks."""
         began = time.thread_time()
         done = work()
         self._stopping.wait((time.thread_time() - began) * (1.0 / self._share - 1.0))

@@ -1,9 +1,7 @@
 """The queue between clients and the model: a front thread, and workers that run the model on batches.
 
-The front thread does what Python must do per request: it turns texts into tokens, chooses the model, and at the end
-tells the answers. The workers run the model and little else, each a batch of its own. So tokens overlap with models,
-and all cores have work. Whatever fails for one request fails that request alone; a thread that dies all the same takes
-its requests with it, and `faults` says so.
+The front thread turns texts into tokens, chooses the model, and tells the answers; so tokens overlap with models.
+Whatever fails for one request fails that request alone. A thread that dies takes its requests with it.
 """
 
 import copy
@@ -12,7 +10,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,16 +24,14 @@ from tanbr.errors import InputError
 from tanbr.serve import tracing
 from tanbr.serve.chat import ChatTemplate
 from tanbr.serve.config import MOST_WORKERS, ServeConfig, usable_cores
-from tanbr.serve.conversations import Conversations
 from tanbr.serve.decode import Joining, NotFinite
 from tanbr.serve.engine import Engine, classify
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job, Part, Replies, Room, assigned, columns_of, count
 from tanbr.serve.labels import label_space, named_tasks
-from tanbr.serve.messages import Broken, Outbox
-from tanbr.serve.panel import Live, Panel
+from tanbr.serve.panel import Broken, Live, Outbox, Panel
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
-from tanbr.serve.relay import Call, Passage
+from tanbr.serve.relay import Call, Conversations, Passage
 from tanbr.serve.sampling import WritingOptions
 from tanbr.serve.writing import WrittenBatch
 from tanbr.tasks.rows import Task
@@ -49,8 +45,7 @@ LOOK = 0.05  # seconds after which a worker that waits for a slot to turn looks 
 class Queue:
     """Answers requests with what was committed last. Thread-safe; it has threads of its own.
 
-    The learner commands its `engine` (`prepare`, `commit`, `discard`); messages go to the outbox: `Answers` before any
-    client of them has its answer, `Broken` if a version answers with NaN.
+    To the outbox go `Answers`, before any client of them has its answer, and `Broken` if a version answers with NaN.
     """
 
     def __init__(
@@ -78,6 +73,7 @@ class Queue:
         self._measures = bool(config.rewards.confidence or config.rewards.shadow)  # what an engine must be asked for
         self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         self._chat = ChatTemplate(engine.encode.tokenizer)
+        self.chat, self.folder_of = self._chat.render, engine.folder_of
         reweigh = None
         if config.answers == "posterior" and self.space is not None:
             reweigh = self.space.with_posterior
@@ -126,8 +122,7 @@ class Queue:
     ) -> "Future[Generated]":
         """Write `options.n` answers to each prompt, those of the first prompt first; quick, never blocks.
 
-        `on_token` is called with each piece of text as it is made, from a worker's thread. Once the future is
-        cancelled, no further token is written for it. Raises and fails as `submit` does.
+        `on_token` gets each piece of text, in a worker's thread, until the future is cancelled. Fails as `submit` does.
         """
         if not self.engine.writes or self.engine.relays:
             what = "an engine answers here; use `relay`" if self.engine.relays else "this model classifies"
@@ -147,8 +142,7 @@ class Queue:
     def relay(self, call: Call, *, task: str | None = None) -> "Future[dict[str, Any]]":
         """Have an engine answer a request as it is; never blocks, unless it is the first to name an expert.
 
-        The future holds the engine's answer, or what a stream ends with. An EngineAnswer is the engine's own refusal;
-        otherwise it raises and fails as `submit` does.
+        The future holds the engine's answer, or what a stream ends with. An EngineAnswer is the engine's own refusal.
         """
         if call.version is not None and call.version not in self.engine.versions:
             raise InputError(f"merge version {call.version} is not at hand")
@@ -162,17 +156,6 @@ class Queue:
             call = call if asked else replace(call, body={**call.body, "max_tokens": most})
         named = named_tasks(self.tasks, task)
         return self._accept(Job([text for text in texts for _ in range(call.n)], named=named, call=call))
-
-    def folder_of(self, name: str) -> str | None:
-        """Find the folder of an adapter that an engine asks for; None if there is none of this name."""
-        return self.engine.folder_of(name)
-
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
-        """Make a prompt of a conversation, of roles and contents, by the tokenizer's own template; never blocks.
-
-        The future fails with an InputError if the model has no template, a CheckpointError if its template is bad.
-        """
-        return self._chat.render(messages)
 
     def _accept(self, job: Job) -> "Future[Any]":
         """Queue a job; Overloaded or Stopping instead if it cannot be."""
@@ -301,10 +284,7 @@ class Queue:
                     job.fail(why)
 
     def _read(self, jobs: Sequence[Job], panel: Panel) -> dict[Job, InputError]:
-        """Turn texts into tokens, all together, or if that fails job by job; the jobs that cannot be read, and why.
-
-        Where the panel has several models, their tasks are recognised as well.
-        """
+        """Turn texts into tokens, and recognise tasks for a panel, or if that fails job by job; why some fail."""
         texts = [text for job in jobs for text in job.texts]
         try:
             encoded = None if self.engine.writes else self._encoder.encode(texts)
@@ -326,17 +306,13 @@ class Queue:
         return {}
 
     def _assign_again(self) -> None:
-        """Assign what waits to the models that answer now."""
         self._panel = self.engine.panel
         self._encoded = deque(new for old in self._encoded for new in assigned(old.job, old.rows, self._panel))
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def _take(self) -> tuple[list[Part], Panel, int] | None:
-        """Wait for parts that make up a batch of one model, and say how many workers are busy with that.
-
-        None when all is done and the service stops.
-        """
+        """Wait for parts that make up a batch of one model, and say how many workers are busy; None at the end."""
         with self._lock:
             self._free += 1
             while not (parts := self._next_batch()):
@@ -448,7 +424,7 @@ class Queue:
 
     def _go_back(self, parts: list[Part], live: Live) -> None:
         """Let a broken merge version answer no more, and put its parts into the queue again."""
-        self._outbox.put(Broken(live.version, live.slot))
+        self._outbox(Broken(live.version, live.slot))
         if not self.engine.revert(live):
             raise ServiceError(f"merge version {live.version} answers with NaN and no other is at hand")
         for part in parts:
@@ -518,7 +494,6 @@ class Queue:
         job.future.add_done_callback(lambda _: answering.cancel())  # of no effect unless the client has left
 
     def _hand_over(self, parts: list[Part], tell: Callable[[], None]) -> None:
-        """Leave the rest to the front thread."""
         for part in parts:
             part.left = True
         with self._lock:

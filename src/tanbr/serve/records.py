@@ -1,33 +1,30 @@
-"""The values that a service takes and gives. Clients see those that derive from `Shown` as they are, in JSON.
-
-They are plain frozen dataclasses; pydantic reads their annotations to write the JSON and to describe it in the OpenAPI
-document. In JSON, NaN is null.
-"""
+"""The values that a service takes and gives. Clients see those that derive from `Shown` in JSON, NaN as null."""
+# ruff: noqa: D102 - an observer's methods have a comment each
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, GetPydanticSchema, WithJsonSchema, computed_field
 from pydantic_core import core_schema
 
 from tanbr.errors import TanbrError
 from tanbr.loop.holdback import Gain
-from tanbr.loop.slot import Phase as Phase
-from tanbr.loop.slot import Reason as Reason
+from tanbr.loop.slot import Phase, Reason
 from tanbr.types import Account, FloatArray, SlotRecord, to_jsonable
 
+NEAR = 0.01  # a smaller panel is taken if it earns within this of the best
+KEPT = 0.9  # of what experts earn alone: a way that keeps less is not called good
 Outcome: TypeAlias = Literal["accepted", "repeated", "unknown"]
 OnToken: TypeAlias = Callable[[int, str], None]  # which prompt, the text that was added to its answer
 
-_NUMBER, _NULL = {"type": "number"}, {"type": "null"}
+_NUMBER: dict[str, Any] = {"type": "number"}
+_OR_NULL: dict[str, Any] = {"anyOf": [_NUMBER, {"type": "null"}]}
 _WRITE_ARRAY = core_schema.plain_serializer_function_ser_schema(to_jsonable)
 _ARRAY = GetPydanticSchema(lambda _source, _handler: core_schema.any_schema(serialization=_WRITE_ARRAY))
 Numbers: TypeAlias = Annotated[FloatArray, _ARRAY, WithJsonSchema({"type": "array", "items": _NUMBER})]
-NumbersOrNaN: TypeAlias = Annotated[
-    FloatArray, _ARRAY, WithJsonSchema({"type": "array", "items": {"anyOf": [_NUMBER, _NULL]}})
-]
-FloatOrNaN: TypeAlias = Annotated[float, WithJsonSchema({"anyOf": [_NUMBER, _NULL]})]
+NumbersOrNaN: TypeAlias = Annotated[FloatArray, _ARRAY, WithJsonSchema({"type": "array", "items": _OR_NULL})]
+FloatOrNaN: TypeAlias = Annotated[float, WithJsonSchema(_OR_NULL)]
 
 
 class Overloaded(TanbrError):  # noqa: N818 - what a client sees, not a fault
@@ -39,7 +36,7 @@ class Overloaded(TanbrError):  # noqa: N818 - what a client sees, not a fault
 
 
 class Stopping(TanbrError):  # noqa: N818
-    """The service takes no more requests: it has not started, or is finishing what it accepted."""
+    """The service takes no requests: it has not started, or is finishing what it accepted."""
 
 
 class ServiceError(TanbrError):
@@ -243,7 +240,7 @@ class Way(Shown):
         return sum(self.rewards) / len(self.rewards)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckView(Shown):
     """The self-check: what each way of serving earned."""
 
@@ -255,9 +252,27 @@ class CheckView(Shown):
     base: tuple[float, ...]  # (V,)
     """Each task by the base alone, told the task; empty where the base is no expert."""
     ways: tuple[Way, ...]
-    taken: Way
-    advice: str
-    """What to do where no way keeps nine tenths of that; empty where one does."""
+    method: Annotated[str | None, Field(exclude=True)] = None  # that a state was begun with: its blends go on by it
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def taken(self) -> Way:
+        """The smallest panel within a point of the best; of its ways the one that earned most."""
+        ways = [way for way in self.ways if way.method == self.method] or self.ways
+        best = max(way.reward for way in ways)
+        return min((way for way in ways if way.reward >= best - NEAR), key=lambda way: (way.models, -way.reward))
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def advice(self) -> str:
+        """What to do where no way keeps nine tenths of that; empty where one does."""
+        kept = self.taken.reward * len(self.alone) / max(sum(self.alone), 1e-9)
+        if kept >= KEPT:
+            return ""
+        return (
+            f"merged, these experts keep {kept:.0%} of what they earn alone: give --memory for more models, serve "
+            "them as they are (--unmerged), or look at them with `tanbr inspect` (`tanbr merge --mode align` may help)"
+        )
 
 
 @dataclass(frozen=True)
@@ -303,10 +318,10 @@ class PracticeView(Shown):
 
 @dataclass(frozen=True, eq=False)
 class GainView(Gain, Shown):
-    """What learning is worth: each slot that was held back, which served the start blend, beside those around it.
+    """What learning is worth: slots that were held back beside those around them.
 
-    `slots` with rewards, `held` of them held back; `total` is the reward of a request beyond that of the start blend,
-    `error` half of the interval around it (95%). `tasks` are null where a task was not seen in both kinds of slots.
+    Of `slots` with rewards, `held` were held back; `total` is the reward of a request beyond that of the start blend,
+    `error` half of its interval (95%). `tasks` are null where a task was not seen in both kinds of slots.
     """
 
     tasks: NumbersOrNaN  # (V,)
@@ -435,29 +450,12 @@ class ClientView(Shown):
 class Observer:
     """Hears what happens, from the service's own threads; what overrides this must be quick and must not raise."""
 
-    def batch(self, size: int, seconds: float) -> None:
-        """A batch of `size` texts was answered; `seconds` from its forming to its answers."""
-
-    def queue(self, depth: int) -> None:
-        """So many texts wait."""
-
-    def merged(self, seconds: float, version: int) -> None:
-        """A merge took so long, and is served from now on."""
-
-    def turned(self, parts: Mapping[str, tuple[float, float]]) -> None:
-        """A slot was turned: seconds by the clock, and of the processor, that each part took the learner's thread."""
-
-    def slot(self, record: SlotRecord) -> None:
-        """A slot's reward was told to the router."""
-
-    def feedback(self, outcome: Outcome | Literal["refused"], count: int) -> None:
-        """So many pieces of feedback were accepted, repeated, unknown, or refused because they could not be kept."""
-
-    def conversation(self, outcome: Literal["begun", "kept", "moved"]) -> None:
-        """A request's conversation has begun, is answered by the version it has, or by another: its own is gone."""
-
-    def practised(self, rows: int, seconds: float) -> None:
-        """A blend was tried on so many logged requests, in so many seconds of one core."""
-
-    def alarm(self, text: str) -> None:
-        """Something went wrong, or drifts."""
+    def batch(self, size: int, seconds: float) -> None: ...  # a batch was answered, so long after its forming
+    def queue(self, depth: int) -> None: ...  # so many texts wait
+    def merged(self, seconds: float, version: int) -> None: ...  # a merge took so long, and is served from now on
+    def turned(self, parts: Mapping[str, tuple[float, float]]) -> None: ...  # a turn: seconds by clock and processor
+    def slot(self, record: SlotRecord) -> None: ...  # its reward was told to the router
+    def feedback(self, outcome: Outcome | Literal["refused"], count: int) -> None: ...  # refused: it could not be kept
+    def conversation(self, outcome: Literal["begun", "kept", "moved"]) -> None: ...  # moved: its version is gone
+    def practised(self, rows: int, seconds: float) -> None: ...  # a blend was tried, in so many seconds of one core
+    def alarm(self, text: str) -> None: ...  # something went wrong, or drifts

@@ -1,6 +1,9 @@
 """Requests that an engine answers as they are. Ours are the model's name, the ids and the merge version."""
 
 import math
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,6 +15,8 @@ if TYPE_CHECKING:
 
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]  # is called in another thread
 TANBR = "tanbr"  # the name of whichever model is best for a request
+
+REMEMBERED = 100_000  # conversations; the one not heard of for longest is forgotten first
 
 
 @dataclass(frozen=True)
@@ -106,3 +111,25 @@ def combined(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if isinstance(count, int):
                 counts[name] = counts.get(name, 0) + count
     return answers[0] | {"choices": choices} | ({"usage": counts} if counts else {})
+
+
+class Conversations:
+    """Which version each conversation began with, until it is idle for so many seconds. Thread-safe."""
+
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock, self._lock = seconds, clock, threading.Lock()
+        self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()  # key → version, and when it was last heard of
+
+    def version(self, key: str) -> int | None:
+        """Find the version of a conversation that is not over."""
+        with self._lock:
+            version, heard = self._known.get(key, (None, 0.0))
+            return version if self._clock() - heard < self._seconds else None
+
+    def note(self, key: str, version: int) -> None:
+        """Note which version answers it now."""
+        with self._lock:
+            self._known[key] = version, self._clock()
+            self._known.move_to_end(key)
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)

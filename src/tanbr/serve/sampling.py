@@ -28,8 +28,7 @@ class WritingOptions:
     def samplings(self, prompts: int, *, chance: int) -> tuple[Sampling | None, ...]:
         """Say how each of n answers to each prompt is drawn, (prompts · n,); None where it is greedy.
 
-        The seed is the client's, or `chance` if there is none. Every answer to a prompt has its own seed. With a
-        client's seed, the seeds do not depend on the other prompts; without one, they differ from prompt to prompt.
+        Every answer has its own seed: by the client's seed, whatever the other prompts are, or else by `chance`.
         """
         if self.temperature < COLDEST or self.top_p == 0:
             return (None,) * (prompts * self.n)

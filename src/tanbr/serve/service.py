@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.errors import ConfigError, InputError, SettingsError
@@ -34,19 +35,19 @@ from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds, slot_of
 from tanbr.serve.journal import read_learner, read_pin, read_trust, state_file
 from tanbr.serve.labels import label_space
-from tanbr.serve.learner import Alarms, LearnerThread
+from tanbr.serve.learner import LearnerThread
 from tanbr.serve.lineage import lineage, made_for
-from tanbr.serve.messages import Message
-from tanbr.serve.overview import describe, slot_view, state_now, version_view
+from tanbr.serve.overview import describe, model_views, practice_view, slot_view, version_view
+from tanbr.serve.panel import Message
 from tanbr.serve.practice import PracticeThread
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import (
     ClientView,
     Feedback,
+    GainView,
     Observer,
     Receipt,
     ServiceError,
-    ServiceInfo,
     ServiceState,
     SlotView,
     VersionView,
@@ -54,7 +55,7 @@ from tanbr.serve.records import (
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import FeedbackRow, Store
 from tanbr.serve.survey import Survey
-from tanbr.serve.world import ServedWorld
+from tanbr.serve.world import Alarms, ServedWorld
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import FloatArray, Router, Text, as_blend
@@ -84,7 +85,6 @@ class Service(Queue):
         monitor_config: MonitorConfig | None = None,
         probes: Sequence[Row] = (),
         texts: Sequence[Text] = (),
-        expert_names: Sequence[str] = (),
         own_experts: Sequence[int] = (),
         survey: Survey | None = None,
         check: Check | None = None,
@@ -96,14 +96,12 @@ class Service(Queue):
     ) -> None:
         """Load the model, and resume what was learned in `state` (a folder, made if missing).
 
-        `router` and `monitor` are for the first start. Later, what was learned in `state` goes on with the settings of
-        `router` and `monitor_config` (the monitor's own if None). A state that cannot, or that was made for another
-        checkpoint, is refused; with `adopt` it goes on by names (`adopt.py`), and `say` gets what is kept of it.
-        `texts` are past requests, to judge a precision by. `own_experts` (V,) is the expert that learned each task,
-        `survey` and `check` what blends earned. `backend` runs the models in place of the one that `config` names
-        (`tanbr.engines`). `make_engine` takes the arguments of an `Engine`; one whose `answers_here` is False has
-        replicas elsewhere that answer (`tanbr.fleet`). Raises TanbrError for anything a user can put right.
-        `serve.build.build` makes a service of a checkpoint's path and a configuration.
+        `router` and `monitor` are for the first start; later ones go on with what was learned and the settings of
+        `router` and `monitor_config` (the monitor's own if None). A state that cannot is refused, or with `adopt` goes
+        on by names (`adopt.py`); `say` gets what is kept of it. `texts` are past requests, to judge a precision by;
+        `own_experts` (V,) is the expert of each task. `backend` runs the models in place of the one that `config` names
+        (`tanbr.engines`). An engine by `make_engine` whose `answers_here` is False has replicas elsewhere that answer
+        (`tanbr.fleet`). Raises TanbrError for anything a user can put right.
         """
         if config.slot_requests is None and config.slot_seconds is None:
             config = config.model_copy(update={"slot_seconds": DEFAULT_SECONDS})
@@ -116,9 +114,10 @@ class Service(Queue):
             surveyed=None if survey is None else (survey.blends, survey.rewards),
             groups=() if check is None else check.taken.groups,
         )
-        self.check = check
-        self._measured = None if check is None else check.view()
-        rules = Rules(config, start, _models(moe, config), config.seed)
+        self.check, models = check, config.models or 1
+        if config.models is None and config.memory is not None:
+            models = most_models(moe, config.memory, config.precision)
+        rules = Rules(config, start, models, config.seed)
         if config.engine is not None and backend is None:
             raise ConfigError("an engine needs a backend that talks to it: pass tanbr.engines.engine_builder(config)")
         K, names = moe.num_experts, [task.name for task in tasks]
@@ -126,8 +125,8 @@ class Service(Queue):
             monitor_config = monitor.config
         router = router or Tanbr(K, len(names), max_active=config.max_active, seed=config.seed)
         self.store = store = Store(state)
-        with ExitStack() as undo:  # what could not start has not begun a state
-            undo.callback(store.close, unused=True)
+        with ExitStack() as undo:
+            undo.callback(store.close)
             wanted = made_for(moe, names)
             found = lineage(store, wanted, adopt=adopt)
             adoption = None if found == wanted else Adoption(found, wanted).check(store)
@@ -182,11 +181,8 @@ class Service(Queue):
                 keep_logits=self._scored is not None,
                 tasks=len(names),
             )
-            alarms = Alarms(observer)
-            world = ServedWorld(
-                engine, store, answers, config=config, space=space, probes=probes, tasks=names, observer=observer,
-                alarm=alarms,
-            )  # fmt: skip
+            alarm = Alarms(observer)
+            world = ServedWorld(engine, store, answers, config=config, space=space, probes=probes, alarm=alarm)
             practises = space is not None and config.practice > 0 and engine.answers_here and backend is None
             if learner is not None:
                 practice = begun(learner.router, len(names)) if practises else None
@@ -199,19 +195,17 @@ class Service(Queue):
                     trust=read_trust(store), practises=practises, pin=read_pin(store),
                 )  # fmt: skip
             store.set_meta("origin", json.dumps(moe.source.origin))
-            self.learning = LearnerThread(world, alarms=alarms, opened=lambda: self.look_again())
+            self.learning = LearnerThread(world, opened=lambda: self.look_again())
             self._answers_of = answers.logits_of
             self.practising = None
             if space is not None and practises:
-                self.practising = PracticeThread(
-                    self.learning, moe, space, busy=lambda: self.depth > 0, observer=observer
-                )
+                self.practising = PracticeThread(self.learning, moe, space, busy=lambda: self.depth > 0)
             self.ids = RequestIds(store.key, store.begin_epoch(self.learner.slot.number))
             super().__init__(
-                engine, self.ids, tasks=tasks, config=config, outbox=self.learning, observer=observer,
+                engine, self.ids, tasks=tasks, config=config, outbox=self.learning.put, observer=observer,
                 slot_room=self.learning.room,
             )  # fmt: skip
-            self.info: ServiceInfo = describe(moe, self, config=config, tasks=names, expert_names=expert_names)
+            self.info = describe(moe, self, config=config, expert_names=wanted.experts)
             undo.pop_all()
         self._started = time.monotonic()
         self._ready = False
@@ -243,7 +237,7 @@ class Service(Queue):
 
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
-        return super().faults() + self.learning.faults()
+        return super().faults() + self.learning.faults
 
     @property
     def learner(self) -> Learner:
@@ -268,8 +262,7 @@ class Service(Queue):
     def feedback(self, items: Sequence[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards, and labels, scored by what was answered; they are on disk when this returns.
 
-        `client` is an opaque key of who gives them: what one says is weighed against the others (`loop/rewards.py`).
-        Raises InputError, with nothing taken in, for a reward outside [0, 1], an unknown task or label.
+        `client` is an opaque key of who gives them. Raises InputError, with nothing taken in, for what makes no sense.
         """
         for item in items:
             self._check(item)
@@ -334,10 +327,34 @@ class Service(Queue):
 
     def state(self) -> ServiceState:
         """What the service is doing now: values that belong together."""
-        learning, uptime = self.learning, time.monotonic() - self._started
-        alarms, answers = learning.alarms.newest, learning.world.answers
-        now = state_now(learning.view, self, answers, tasks=self.info.tasks, alarms=alarms, uptime=uptime)
-        return replace(now, check=self._measured)
+        view, answers, tasks = self.learning.view, self.learning.world.answers, self.info.tasks
+        learner, last = view.learner, view.last
+        models = tuple(model_views(learner, answers.held, tasks))
+        return ServiceState(
+            slot=learner.slot.number,
+            merge_version=learner.slot.versions[0],
+            task_mix=learner.slot.task_mix,
+            blend=learner.slot.blend,
+            reward=np.full(len(tasks), np.nan) if last is None else last.reward,
+            counts=np.zeros(len(tasks)) if last is None else last.counts,
+            estimated_regret=view.regret,
+            requests=sum(model.requests for model in models),
+            answered=answers.answered,
+            queue=self.depth,
+            phase=learner.phase,
+            why=view.why,
+            pinned=learner.pin is not None,
+            shares=dict(view.shares),
+            alarms=self.learning.alarms.newest,
+            last_merge_seconds=self.engine.merge_seconds,
+            last_pause_seconds=self.engine.pause_seconds,
+            uptime=time.monotonic() - self._started,
+            models=models,
+            exploration=view.account,
+            check=self.check,
+            gain=None if learner.gain is None else GainView(**vars(learner.gain)),
+            practice=practice_view(learner, view.kept),
+        )
 
     def slots(self, limit: int = 100, before: int | None = None) -> list[SlotView]:
         """The newest slots first, those before slot `before` if it is given."""
@@ -358,10 +375,7 @@ class Service(Queue):
         return self.learning.view.tree
 
     def pin(self, target: ArrayLike | int) -> int:
-        """Serve one blend (K,), or a merge version by its number, until `unpin`; its merge version.
-
-        Blocks while it merges. Raises InputError for a bad blend or an unknown version.
-        """
+        """Serve one blend (K,), or a version by its number, until `unpin`; blocks while it merges; its version."""
         wanted = target if isinstance(target, int) else as_blend(target, experts=self.info.experts)
         return self.call(lambda learning: learning.pin(wanted))
 
@@ -370,10 +384,7 @@ class Service(Queue):
         self.call(LearnerThread.unpin)
 
     def rollback(self, version: int | None = None) -> int:
-        """Serve an earlier merge version (the last good one before the present if None) until the slot ends.
-
-        The router is told that the blend it chose was bad. Blocks while it merges, if it must. Raises InputError.
-        """
+        """Serve an earlier version (None: the last good one) until the slot ends; the router hears of it."""
         return self.call(lambda learning: learning.roll_back(version))
 
     def end_slot(self) -> int:
@@ -394,10 +405,3 @@ def _resumed(
     load = router.resumed if hasattr(router, "resumed") else router.load
     saved, monitor = load(state_file(store, "router")), Monitor.load(state_file(store, "monitor"), config=config)
     return read_learner(store, rules, saved, monitor, experts=experts, tasks=tasks)
-
-
-def _models(moe: Moe, config: ServeConfig) -> int:
-    """G: as many models as were asked for, or as fit into the memory that was given."""
-    if config.models is None and config.memory is not None:
-        return most_models(moe, config.memory, config.precision)
-    return config.models or 1

@@ -1,7 +1,6 @@
-"""The un-merged MoE, run from disk: its answers are what a merged model is compared with.
+"""The un-merged MoE, run from disk on the CPU: its answers are what a merged model is compared with.
 
-Its parameters are views of the mapped checkpoint. When a site has run, the pages it touched are let go: the experts
-are never all in memory. So it runs on the CPU, on whatever device the models are that answer.
+When a site has run, the mapped pages it touched are let go: the experts are never all in memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +23,7 @@ from tanbr.tasks.card import FILE
 
 
 class Shadow:
-    """Answers a few requests as the whole MoE would.
-
-    `experts_of` (V,) is the expert that was trained for each task; an MoE that routes by itself needs none.
-    """
+    """Answers as the whole MoE would; `experts_of` (V,) is each task's expert, unless the MoE routes by itself."""
 
     def __init__(self, moe: Moe, *, experts_of: Sequence[int] = ()) -> None:
         self._model = _lazy(moe)
@@ -47,10 +43,7 @@ class Shadow:
 
     @torch.inference_mode()
     def labels(self, inputs: Mapping[str, Tensor], tasks: NDArray[np.intp], classes: int) -> NDArray[np.intp]:
-        """Label (column) of each of n texts, whose `tasks` (n,) say where it routes by task.
-
-        Raises CheckpointError if the checkpoint is not what it was when it was opened.
-        """
+        """Label (column) of each of n texts of `tasks` (n,); CheckpointError if the checkpoint has changed."""
         self._route(tasks)
         best: NDArray[np.intp] = self._model(**inputs).logits[:, :classes].argmax(dim=1).numpy()
         return best

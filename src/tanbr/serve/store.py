@@ -1,7 +1,6 @@
 """What the service remembers: one SQLite file in a private folder that one server uses at a time.
 
-The router's and monitor's states are files beside it. The turn of a slot (`journal.py`) names these files in the
-transaction that says which feedback the router was told, so no feedback is lost and none counts twice.
+A turn's transaction names the new state files of router and monitor (`journal.py`), so no feedback counts twice.
 """
 
 import fcntl
@@ -12,10 +11,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,7 +64,8 @@ CREATE TABLE versions (
 );
 """
 _FEEDBACK = (
-    "SELECT f.seq, f.slot, f.source, f.task, f.reward, r.posterior, f.client, COALESCE(r.novel, 0), f.id, f.label "
+    "SELECT f.seq, f.slot, f.source, f.task, f.reward, r.posterior, f.client, COALESCE(r.novel, 0) AS novel, "
+    "f.id, f.label "
     "FROM feedback f LEFT JOIN requests r ON r.id = f.id "
     "WHERE f.seq > :after AND f.seq <= :upto ORDER BY f.seq"
 )
@@ -84,8 +83,7 @@ _DAMAGED = (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTA
 _FORGET = tuple(f"DELETE FROM {table} WHERE slot < ?" for table in ("feedback", "measured", "models", "slots"))  # noqa: S608
 
 
-@dataclass(frozen=True, eq=False)
-class RequestRow:
+class RequestRow(NamedTuple):
     """One answered request."""
 
     id: bytes
@@ -94,8 +92,7 @@ class RequestRow:
     novel: bool = False  # unlike any known task
 
 
-@dataclass(frozen=True)
-class FeedbackRow:
+class FeedbackRow(NamedTuple):
     """One piece of feedback, checked and scored."""
 
     id: bytes
@@ -157,10 +154,7 @@ class StoreReader:
         """List the feedback with after < seq ≤ upto, of one slot or of all, oldest first."""
         query = _FEEDBACK if slot is None else _FEEDBACK_OF_SLOT
         rows = self._rows(query, {"after": after, "upto": upto, "slot": slot})
-        return [
-            Given(seq, of, place_of(key), source, task, reward, posterior, client, bool(novel), key, label)
-            for seq, of, source, task, reward, posterior, client, novel, key, label in (row.values() for row in rows)
-        ]
+        return [Given(**row | {"place": place_of(row["id"]), "novel": bool(row["novel"])}) for row in rows]
 
     def counts(self) -> dict[str, int]:
         """Count what there is."""
@@ -203,7 +197,6 @@ class StoreReader:
         return self._rows("SELECT * FROM versions ORDER BY version DESC")
 
     def _with_models(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add to each slot the list of its models."""
         slots = {row["slot"]: row | {"models": []} for row in rows}
         span = (min(slots, default=0), max(slots, default=-1))
         for model in self._rows("SELECT * FROM models WHERE slot BETWEEN ? AND ? ORDER BY slot, place", span):
@@ -219,7 +212,6 @@ class StoreReader:
                 raise ServiceError(f"the state cannot be read ({error}); restore it from a copy") from None
 
     def _number(self, query: str) -> int:
-        """Look up one number; 0 if there is none."""
         ((found,),) = (row.values() for row in self._rows(query))
         return int(found or 0)
 
@@ -249,39 +241,26 @@ class Store(StoreReader):
         """Open the store of a folder, or make one; nobody else may until it is closed."""
         self._writing, path = threading.Lock(), folder / FILE
         try:
-            self._made = make_private(folder)
-            self._lock = FolderLock(folder)
-            opened, self._new = ExitStack(), not path.exists()
-            try:
+            with ExitStack() as opened:
+                make_private(folder)
+                opened.callback(os.close, _locked(folder))
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # before SQLite makes it, and a log like it
                 path.chmod(0o600)  # the key that request ids are recognised by is in it
                 self._write = opened.enter_context(closing(_connect(path)))
                 _make_tables(self._write, path)
                 self._files = [(file, file.stat().st_ino) for file in (path, path.with_name(f"{FILE}-wal"))]
                 super().__init__(folder, opened.enter_context(closing(_connect(path))))
-            except BaseException:
-                opened.close()
-                self._lock.release()
-                raise
+                self._opened = opened.pop_all()
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:
             if _damaged(error):
                 advice = "restore the folder from a copy, or give another --state"
                 raise StateError(f"{path} is damaged ({error}); {advice}") from None
             raise StateError(f"{path} cannot be used ({error}); give a folder that can be written to") from None
 
-    def close(self, *, unused: bool = False) -> None:
-        """Release the file and the folder; with `unused`, delete what this store made, unless it has a slot."""
-        unused = unused and self._new and self.next_slot == 0
+    def close(self) -> None:
+        """Release the file and the folder."""
         with self._writing, self._reading:
-            self._read.close()
-            self._write.close()
-            if unused:
-                for file in self.folder.glob(f"{FILE}*"):
-                    file.unlink(missing_ok=True)
-            self._lock.release(remove=unused)
-            with suppress(OSError):  # somebody else has put something there
-                for folder in self._made if unused else ():
-                    folder.rmdir()
+            self._opened.close()
 
     # --- named values -----------------------------------------------------------------------------------------------
 
@@ -417,41 +396,24 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
         raise StateError(f"{path.parent} was made by {made}; start a new state folder, or use the tanbr that wrote it")
 
 
-def make_private(folder: Path) -> list[Path]:
-    """Make the folder if it is missing, for its owner alone; an empty one becomes private, too.
-
-    Gives the folders that were made, innermost first.
-    """
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
+def make_private(folder: Path) -> None:
+    """Make the folder if it is missing, for its owner alone; an empty one becomes private, too."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not any(folder.iterdir()) and folder.stat().st_uid == os.getuid():
         folder.chmod(0o700)
-    return made
 
 
-class FolderLock:
-    """Held while a server uses a folder; the system releases it when the process ends, however it ends."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LOCK
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(self._file).st_nlink == 0:
-                raise OSError("the server that held it has removed it")
-        except OSError:
-            other = os.read(self._file, 32).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._file)
-            raise StateError(
-                f"{folder} is in use by another server (process {other}); stop that one, or give another --state"
-            ) from None
-        os.ftruncate(self._file, 0)
-        os.write(self._file, f"{os.getpid()}\n".encode())
-
-    def release(self, *, remove: bool = False) -> None:
-        """Let another server use the folder; with `remove` the lock's file goes too."""
-        if self._file >= 0:
-            if remove:
-                self._path.unlink(missing_ok=True)
-            os.close(self._file)
-        self._file = -1
+def _locked(folder: Path) -> int:
+    """Lock a folder for this server until the file is closed, or the process ends, however it ends."""
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        other = os.read(file, 32).decode("ascii", "replace").strip() or "unknown"
+        os.close(file)
+        raise StateError(
+            f"{folder} is in use by another server (process {other}); stop that one, or give another --state"
+        ) from None
+    os.ftruncate(file, 0)
+    os.write(file, f"{os.getpid()}\n".encode())
+    return file

@@ -1,7 +1,4 @@
-"""What blends are worth: the reward of many blends on every task, as measured once on held-out rows.
-
-`tanbr survey` measures it; simulations and the server read it.
-"""
+"""What blends are worth: the reward of many blends on every task, as `tanbr survey` measured it on held-out rows."""
 
 import hashlib
 import json

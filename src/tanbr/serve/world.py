@@ -1,8 +1,10 @@
 """The served world: what a turn of the loop asks of the engine, the store and what was answered."""
 
 import hashlib
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +22,14 @@ from tanbr.serve.engine import Engine
 from tanbr.serve.journal import read_practice, read_slot, write_turn
 from tanbr.serve.overview import View, practice_view, view_of
 from tanbr.serve.panel import Assignment, Staged
-from tanbr.serve.records import Observer
+from tanbr.serve.records import Alarm, Observer
 from tanbr.serve.store import Store
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Row
 from tanbr.types import Blend, SlotRecord, TaskMix, Text
 
 NEUTRAL: Text = "a"  # asked when there are no probes: even this must not be answered with NaN
+ALARMS = 50  # kept for operators
 FORGET_EVERY = 20  # slots between two looks for what the store need not keep
 
 
@@ -44,6 +47,31 @@ class Laps:
         self._at = now
 
 
+class Alarms:
+    """What operators should know; any thread may add to it."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer, self._lock = observer, threading.Lock()
+        self._alarms: deque[Alarm] = deque(maxlen=ALARMS)
+        self.slot = -1  # that is open
+
+    def __call__(self, text: str) -> None:
+        """Tell operators; what repeats is told once."""
+        with self._lock:
+            repeated = bool(self._alarms) and self._alarms[0].text == text
+            if repeated:
+                self._alarms.popleft()
+            self._alarms.appendleft(Alarm(time.time(), self.slot, text))
+        if not repeated:
+            self.observer.alarm(text)
+
+    @property
+    def newest(self) -> tuple[Alarm, ...]:
+        """All that are kept, newest first."""
+        with self._lock:
+            return tuple(self._alarms)
+
+
 class ServedWorld:
     """Engine, store and answers, as the loop sees them; all in the learner's thread."""
 
@@ -58,20 +86,19 @@ class ServedWorld:
         config: ServeConfig,
         space: LabelSpace | None,
         probes: Sequence[Row],
-        tasks: Sequence[str],
-        observer: Observer,
-        alarm: Callable[[str], None],
+        alarm: Alarms,
     ) -> None:
         """Probe new blends with labelled rows, where the model's head has their labels (`space`)."""
         self.engine, self.store, self.answers, self.config, self.alarm = engine, store, answers, config, alarm
-        self._observer, self.task_names, self._space = observer, tuple(tasks), space
+        self._observer, self._space = alarm.observer, space
         self.last_reward, self.rewards, self.texts = store.last_seq, store.feedback, answers.texts_of
         self.measured, self.measured_late = answers.measured, answers.late
         self._last: tuple[SlotRecord | None, dict[str, float]] = None, {}  # last slot told, shares of its sources
-        self._kept = read_practice(store, experts=engine.moe.num_experts, tasks=len(tasks))
+        self._kept = read_practice(store, experts=engine.moe.num_experts, tasks=answers.tasks)
         self._drifting = False
         self._probes = list(probes) if space is not None else []
-        self._of = np.array([self.task_names.index(row.task) for row in self._probes], dtype=np.intp)  # (n,)
+        names = [] if space is None else [task.name for task in space.tasks]
+        self._of = np.array([names.index(row.task) for row in self._probes], dtype=np.intp)  # (n,)
         self._digest = hashlib.sha256(repr([(row.task, row.text) for row in self._probes]).encode()).hexdigest()[:16]
         self._staged: list[Staged] = []
         self.laps = Laps()  # of the turn that is on its way
@@ -101,7 +128,7 @@ class ServedWorld:
         found = self.store.slots(before=number + 1, limit=1)
         if not found or found[0]["slot"] != number or found[0]["reason"] == Reason.GONE:
             return None
-        return read_slot(found[0], experts=self.engine.moe.num_experts, tasks=len(self.task_names))
+        return read_slot(found[0], experts=self.engine.moe.num_experts, tasks=self.answers.tasks)
 
     # --- what answers -----------------------------------------------------------------------------------------------
 
@@ -112,7 +139,7 @@ class ServedWorld:
             return None
         if len(models) == 1 or models[0].slot != slot.number:  # a commit may have failed
             first = np.asarray(models[0].blend)
-            return Choice.one(first, len(self.task_names), Reason.KEPT, version=models[0].version)
+            return Choice.one(first, self.answers.tasks, Reason.KEPT, version=models[0].version)
         rows, versions = [one.place for one in models], tuple(one.version for one in models)
         blends = np.array([one.blend for one in models])
         return Choice(blends, slot.estimates[rows], Reason.KEPT, versions=versions)
@@ -165,7 +192,6 @@ class ServedWorld:
         self.laps("write")
 
     def _forget_told(self, learner: Learner) -> None:
-        """Drop the rewards that the server gave slots which the router knows."""
         self.answers.forget(min((one.number for one in learner.settling), default=learner.slot.number) - 1)
 
     def commit(self, prepared: Sequence[Staged], learner: Learner) -> None:

@@ -9,21 +9,8 @@ from serve.text_model import write
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.merge.int8 import Int8Linear
 from tanbr.serve.backends.choose import instructions
 from tanbr.serve.engine import Engine
-
-
-def test_an_int8_twin_has_its_own_ffns_and_shares_the_other_maps(moe: Moe) -> None:
-    one = Engine(moe, precision="int8").live.backend
-    two = one.twin(moe)
-    maps = [[m for m in each.model.modules() if isinstance(m, Int8Linear)] for each in (one, two)]  # type: ignore[attr-defined]
-    mine, others = ({m.values.data_ptr() for m in some} for some in maps)
-    # query, key, value, output, two of the FFN; not the last layer's attention, pooler and head: they cost nothing
-    assert len(mine) == 6 * len(moe.sites) - 4
-    assert len(mine - others) == 2 * len(moe.sites)
-    ffns = sum(piece.numel() for m in maps[0] if m.values.data_ptr() in mine - others for piece in (m.values,))
-    assert ffns < one.size.own_bytes < 1.2 * ffns  # a byte a weight, and scales and biases
 
 
 @pytest.mark.skipif("bf16" not in instructions("cpu"), reason="this processor has no bf16")

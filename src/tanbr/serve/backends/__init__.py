@@ -1,4 +1,4 @@
-"""What runs a dense model: one file a backend. Every module of this folder that defines one is found by itself."""
+"""What runs a dense model: one file a backend, found by itself."""
 
 import pkgutil
 from importlib import import_module

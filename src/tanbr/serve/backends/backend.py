@@ -46,8 +46,8 @@ class Writing(TypedDict):
 class Backend(ABC):
     """A dense model that answers, and the one way other weights get into it.
 
-    It answers in one thread at a time for each twin; nobody answers with it while `merge` runs. What has a default
-    here says so of a classifier in this process's memory, in float32.
+    It answers in one thread at a time for each twin, and not while `merge` runs. Defaults are those of a classifier in
+    this process's memory, in float32.
     """
 
     readers: int = 0  # batches that are being answered with it; the engine counts them
@@ -93,10 +93,7 @@ class Backend(ABC):
         hear: Callable[[dict[str, Any]], None],
         headers: Mapping[str, str] | None = None,  # noqa: ARG002
     ) -> "Future[None]":
-        """Have an engine answer a request in OpenAI's form; `hear` gets its answer, or each event of a stream.
-
-        `hear` is called in another thread. The future holds an EngineAnswer, a ServiceError or NotFinite if it fails.
-        """
+        """Have an engine answer a request in OpenAI's form; `hear` gets each event, in another thread."""
         raise InputError(f"this model answers by itself; nobody hears {len(body)} fields at {path} for {hear}")
 
     def classify(self, inputs: Inputs) -> FloatArray:

@@ -1,7 +1,6 @@
 """Which backend and precision serve a model: the fastest of those that answer as float32 does, by a trial at start.
 
-The trial asks what serving asks: batches of texts of like length, and single ones, by as many threads at once as there
-are workers. What is faster on one thread alone may lose there, where threads wait for each other between operations.
+The trial asks as serving does, by as many threads as there are workers: these wait for each other between operations.
 """
 
 import logging
@@ -60,10 +59,7 @@ def instructions(device: str) -> tuple[str, ...]:
 
 
 def refused(precision: str, device: str) -> ConfigError | None:
-    """Say why a device cannot serve in a precision; None if it can.
-
-    bf16 without its instructions was measured to take five times as long as float32; int8 without VNNI half as long.
-    """
+    """Say why a device cannot serve in a precision: bf16 without its instructions takes five times as long as fp32."""
     kind = torch.device(device).type
     if precision == "int8" and kind != "cpu":
         return ConfigError(f"int8 runs on the CPU (got device {device!r}); set precision to bf16 or fp32")
@@ -73,10 +69,7 @@ def refused(precision: str, device: str) -> ConfigError | None:
 
 
 def chosen(exact: Any, ways: Sequence[Way], batches: Sequence[Inputs], *, device: str, asked: str) -> Any:
-    """Make the fastest of the ways that has the labels of `exact`, the model in float32; the first is the fallback.
-
-    A precision that was `asked` for is taken unless its answers are nonsense.
-    """
+    """Make the fastest of the ways that has the labels of `exact`, in float32; `asked` for, any that is no nonsense."""
     rows = sum(len(inputs["input_ids"]) for inputs in batches)
     said, kept = "", [way for way in ways if way.precision == "fp32"]
     if asked == "auto" and rows < LEAST and len(kept) < len(ways):
@@ -136,10 +129,7 @@ def _labels(backend: Any, batches: Sequence[Inputs]) -> NDArray[np.intp]:
 
 
 def trial(backends: Sequence[Any], batches: Sequence[Inputs], *, workers: int) -> list[float]:
-    """Compare the seconds that each takes for the same texts: a whole batch and single texts count alike.
-
-    Every worker, a thread of one core as when all are busy, answers all of it at once.
-    """
+    """Compare the seconds that each takes for a whole batch and single texts, asked by all workers at once."""
     middle = batches[len(batches) // 2]
     length = int(middle["attention_mask"][0].sum())
     one = {name: table[:1, :length] for name, table in middle.items()}

@@ -1,9 +1,7 @@
 """A BERT classifier run by ONNX Runtime, over the very memory of torch's tensors: what a merge writes there is served.
 
-Three things would break that without a word. ONNX Runtime packs weights into copies of its own unless it is told not
-to. An optimiser folds weights into new ones. An exporter transposes weights, which copies them. So the graph is written
-out here, fused by hand, with weights by the names and in the layout torch has them; it is the pass of `bert_pass.py`,
-padding included.
+ONNX Runtime packs weights into copies unless it is told not to; optimisers and exporters make copies, too. So the graph
+is written out here, fused by hand, over torch's own weights; it is the pass of `bert_pass.py`, padding included.
 """
 
 import logging
@@ -11,18 +9,20 @@ import math
 import threading
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Linear
 from tanbr.moe.pooling import Pooling
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
+from tanbr.serve.backends.backend import Wanted
 from tanbr.serve.backends.choose import Precision
-from tanbr.serve.backends.torch_eager import TorchEager
+from tanbr.serve.backends.torch_eager import TorchEager, build
 from tanbr.types import FloatArray
 
 log = logging.getLogger("tanbr.serve")
@@ -53,9 +53,8 @@ class OnnxRuntime(TorchEager):
                 import_module(package)
             except Exception as error:  # one that is there may still fail to load
                 named = "" if isinstance(error, ModuleNotFoundError) else f" ({str(error).strip().splitlines()[0]})"
-                why = (
-                    f"the backend onnx needs {package}{named}; pip install 'tanbr[onnx]', or serve with --backend torch"
-                )
+                need = f"the backend onnx needs {package}{named}"
+                why = f"{need}; pip install 'tanbr[onnx]', or serve with --backend torch"
                 if named:
                     log.warning(why)
                 return why
@@ -77,6 +76,17 @@ class OnnxRuntime(TorchEager):
             for start in range(0, len(ids), some)
         ]
         return np.concatenate(parts).astype(np.float64)
+
+
+class Fastest:
+    """The faster of torch and ONNX Runtime, where both can run a model."""
+
+    name = "auto"
+
+    @staticmethod
+    def build(moe: Moe, **wanted: Unpack[Wanted]) -> TorchEager:
+        """Merge into a new model, and let both answer the probes."""
+        return build(moe, (TorchEager, OnnxRuntime), **wanted)
 
 
 def _not_runnable(model: Any) -> str | None:
@@ -117,7 +127,6 @@ def graph(config: Any, *, masked: bool, int8: frozenset[str] = frozenset()) -> t
     """Write the graph of a BERT's configuration, for texts of one length or, `masked`, of any; and the weights' names.
 
     The maps named in `int8` have their weights so (`merge.int8.Int8Linear`), and activations by one scale a batch.
-    Inputs are input_ids, token_type_ids and attention_mask (n, length), the output is `logits` (n, columns).
     """
     from onnx import TensorProto, helper
 
@@ -182,10 +191,8 @@ class _Graph:
         """Map (rows, inner) to (rows, outer)."""
         bias = self.weight(f"{module}.bias", outer)
         if module in self.int8:
-            values, scale = (
-                self.weight(f"{module}.values", inner, outer, int8=True),
-                self.weight(f"{module}.scale", outer),
-            )
+            values = self.weight(f"{module}.values", inner, outer, int8=True)
+            scale = self.weight(f"{module}.scale", outer)
             return self.op("DynamicQuantizeMatMul", x, values, scale, "", bias, domain=CONTRIB, name=name)
         weight = self.weight(f"{module}.weight", outer, inner)
         return self.op("Gemm", x, weight, bias, transB=1, name=name)

@@ -1,7 +1,6 @@
 """transformers' own dense model, run by torch: as it is, or a BERT classifier without what its answer does not need.
 
-In bf16 all of it is; in int8 its linear maps are, but for those that are asked for one token a text. A merge writes
-either straight from the experts, a tensor at a time: there is no copy in float32.
+A merge in bf16 or int8 is written straight from the experts: there is no copy in float32.
 """
 
 import copy
@@ -90,7 +89,6 @@ class TorchEager(Backend):
 
     @torch.no_grad()
     def _put(self, name: str, tensor: Tensor) -> None:
-        """Write a merged tensor into an int8 model."""
         if (int8 := self._int8.get(name.removesuffix(".weight"))) is not None and name.endswith(".weight"):
             int8.load(tensor)
         else:
@@ -106,7 +104,6 @@ class TorchEager(Backend):
         return other
 
     def _own(self) -> list[Tensor]:
-        """List what a merge writes."""
         maps = (self._int8.get(name.removesuffix(".weight")) for name in self.outputs)
         return [*self.outputs.values(), *(int8.scale for int8 in maps if int8 is not None)]
 
@@ -184,10 +181,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def rest(started: float, share: float) -> float:
-    """Sleep as long as it takes for the time since `started` to be `share` of all; when the next work starts.
-
-    What took less than BRIEF is counted with the next work: many short sleeps would take longer than they should.
-    """
+    """Sleep until the time since `started` is `share` of all, if it is worth it; when the next work starts."""
     worked = time.perf_counter() - started
     if share < 1 and worked < BRIEF:
         return started
