@@ -107,6 +107,16 @@ class Connection:
         async with self._answer(method, path, body, seconds) as answer:
             return await self._read(answer)
 
+    async def refusal(self, path: str, body: Any, *, seconds: float = ANSWER_SECONDS) -> EngineError | None:
+        """Post JSON; give what the engine answers against it, None if it does it."""
+        try:
+            await self.text("POST", path, body, seconds=seconds)
+        except EngineError as error:
+            if error.status is None:
+                raise
+            return error
+        return None
+
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any]:
         """Send JSON, and read the events of a stream as they come; what is asked for whole is one event.
 

@@ -8,7 +8,7 @@ import pytest
 from serve.web.fake import COLUMNS, TASKS, FakeService
 from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live
 
-with pytest.MonkeyPatch.context() as _patched:  # only now: a file of benchmarks/ would hide a folder of its name in tests/
+with pytest.MonkeyPatch.context() as _patched:  # a file there hides tests/'s folder of its name
     _patched.setattr("sys.path", [*sys.path, str(Path(__file__).parents[3] / "benchmarks")])
     import hostile
 

@@ -14,8 +14,7 @@ from ray import serve
 from ray.exceptions import RayError
 
 from tanbr.errors import ConfigError
-from tanbr.fleet.ray.config import ClusterConfig
-from tanbr.fleet.ray.learner import RayLearner, end_learner, found_learner, get
+from tanbr.fleet.ray.learner import ClusterConfig, RayLearner, end_learner, found_learner, get
 from tanbr.fleet.replica import ReplicaService
 from tanbr.serve.build import opened, with_base
 from tanbr.serve.config import usable_cores

@@ -1,4 +1,4 @@
-"""The learner as an actor of Ray, which starts it again when it dies: it goes on from its store."""
+"""The learner as an actor of Ray, which starts it again when it dies: it goes on from its store; and its settings."""
 
 import asyncio
 import contextlib
@@ -9,17 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
+from pydantic import Field
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from tanbr.errors import StateError, TanbrError
 from tanbr.fleet.learner import LearnerHost
-from tanbr.fleet.ray.config import ClusterConfig
 from tanbr.fleet.replica import LearnerGone
+from tanbr.monitor.config import MonitorConfig
+from tanbr.router.config import RouterConfig
 from tanbr.serve.build import build
-from tanbr.serve.config import StartConfig
+from tanbr.serve.config import ServeConfig, StartConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.service import Service
 from tanbr.serve.web import logs
+from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
 
 NAMESPACE, SERVE_NAMESPACE = "tanbr", "serve"  # of the learner; in which Ray Serve keeps its replicas
@@ -31,6 +34,27 @@ REPEATABLE = ("feedback", "state", "slots", "versions", "tree", "clients", "metr
 LOOK = 2.0  # seconds between two looks at which replicas live
 LINGER = 60.0  # seconds without any replica after which the learner saves and ends: a rolling restart takes less
 THREADS = 32  # that wait for the disk, and for merges
+
+
+class ClusterConfig(StartConfig):
+    """What is served on a Ray cluster, and by how many. Files are at the same place on every machine."""
+
+    name: str = Field(default="tanbr", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Name of the application; its learner is called so, too."""
+    replicas: int = Field(default=2, ge=1, le=10_000)
+    """Replicas that answer."""
+    cpus: int = Field(default=1, ge=1)
+    """Cores of a replica: it answers as many batches at once."""
+    learner_node: str = "__internal_head__"
+    """Address of the machine that the learner runs on, where its state is; the cluster's head if not given."""
+    serve: ServeConfig = Field(default_factory=ServeConfig)
+    """How the model is served."""
+    http: HttpConfig = Field(default_factory=HttpConfig)
+    """What a client may ask."""
+    router: RouterConfig | None = None
+    """The router's settings."""
+    monitor: MonitorConfig | None = None
+    """The monitor's settings."""
 
 
 class RayMachine:
