@@ -14,10 +14,9 @@ from starlette.types import ASGIApp
 from tanbr.serve.records import ServiceInfo
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import ADMIN, ADMIN_TOKEN, OPEN, TOKEN, Tokens
-from tanbr.serve.web.classify import add_classify
+from tanbr.serve.web.classify import add_classify, add_embeddings
 from tanbr.serve.web.completions import add_completions
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.embeddings import add_embeddings
 from tanbr.serve.web.entrance import Entrance
 from tanbr.serve.web.metrics import ANSWERS, ROUTES, Metrics
 from tanbr.serve.web.refusals import ErrorResponse, Refusal, refuse_with_sentences
