@@ -1,5 +1,4 @@
 import asyncio
-import base64
 import gzip
 import json
 import socket
@@ -19,7 +18,7 @@ from tanbr.engines.connection import Connection, EngineLost, EngineRefused
 from tanbr.errors import ConfigError
 
 
-@pytest.mark.parametrize("url", ["", "localhost:80", "ftp://here", "http://", "http://[::1"])
+@pytest.mark.parametrize("url", ["", "localhost:80", "ftp://here", "http://", "http://[::1", "http://me:pass@here"])
 def test_what_is_no_address_is_one_sentence(url: str) -> None:
     with pytest.raises(ConfigError, match="an engine's URL must be like"):
         Connection(url)
@@ -67,9 +66,9 @@ class Hostile:
             self._ends.wait()
 
     @contextmanager
-    def asked(self, *, token: str | None = None, user: str = "") -> Iterator[Connection]:
+    def asked(self, *, token: str | None = None) -> Iterator[Connection]:
         self._thread.start()
-        connection = Connection(self.url.replace("http://", f"http://{user}"), token=token)
+        connection = Connection(self.url, token=token)
         try:
             yield connection
         finally:
@@ -119,19 +118,17 @@ def test_a_stream_that_goes_on_after_its_end_has_ended(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("how", [{"token": "a-secret-token"}, {"user": "somebody:a-password@"}])
-def test_a_secret_that_the_engine_repeats_is_struck_out(how: dict[str, str], streamed: bool) -> None:
+def test_a_key_that_the_engine_repeats_is_struck_out(streamed: bool) -> None:
     def echo() -> Iterator[bytes]:
         said = json.dumps({"error": {"message": server.heard.decode()}}).encode()
         yield b"%x\r\n%s\r\n0\r\n\r\n" % (len(said), said)
 
     server = Hostile("HTTP/1.1 400 Bad Request\ntransfer-encoding: chunked", echo)
-    with server.asked(**how) as connection, pytest.raises(EngineRefused) as error:
+    with server.asked(token="a-secret-token") as connection, pytest.raises(EngineRefused) as error:
         connection.call(heard(connection) if streamed else connection.ask("GET", "/v1/models"))
     said = str(error.value)
     assert "uthorization: B" in said  # it was repeated
-    for secret in ("a-secret-token", "a-password", base64.b64encode(b"somebody:a-password").decode()):
-        assert secret not in said
+    assert "a-secret-token" not in said
 
 
 class Closing(socketserver.StreamRequestHandler):

@@ -220,8 +220,6 @@ class Remote(Backend):
         """Take another place in the same engines."""
         return type(self)(self._hosts)
 
-    # --- weights ------------------------------------------------------------------------------------------------------
-
     def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) where the engine will read it; requests go on meanwhile."""
         if not any(one.holds(blend) for one in self._files):
@@ -257,8 +255,6 @@ class Remote(Backend):
             if not self.many or isinstance(error, EngineLost):
                 self._host.lose(why)
             raise CheckpointError(f"the merge cannot be loaded: {why}") from None
-
-    # --- answers ------------------------------------------------------------------------------------------------------
 
     def relay(
         self,

@@ -33,8 +33,6 @@ COMMIT_PATIENCE = 5.0  # seconds for a replica to follow an order; no merge is l
 KEY = "fleet"  # in the store: names of the replicas that may be answering
 Wait = Callable[[threading.Condition, float], object]
 
-# --- messages ---------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, eq=False)
 class Order:
@@ -106,9 +104,6 @@ class Reply:
     answer: bool | None = None  # True: begin to answer; False: answer nobody until told; None: as before
 
 
-# --- the learner's side -----------------------------------------------------------------------------------------------
-
-
 class Machine(Protocol):
     """What runs replicas: only it knows that one of them is dead."""
 
@@ -159,7 +154,7 @@ class Fleet:
         """Begin with the replicas that the store remembers: they may be answering."""
         try:
             names = [str(name) for name in json.loads(store.meta(KEY) or "[]")]
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError) as error:
             raise StateError(f"{store.folder} lists no replicas ({error}); restore it from a copy") from None
         self._store, now = store, self._clock()
         self._members = {name: Member(True, Report(name, None, True), now) for name in names}
@@ -177,7 +172,7 @@ class Fleet:
         with self._changed:
             return dict(self._members)
 
-    # --- called by replicas -------------------------------------------------------------------------------------------
+    # Called by replicas.
 
     def hello(self, hello: Hello) -> Order:
         """Take a replica in, or in again; give the order that it is to follow before it answers."""
@@ -251,7 +246,7 @@ class Fleet:
         if not member.asked.done() and member.asked.set_running_or_notify_cancel():
             member.asked.set_result(replace(reply, taken=member.number))
 
-    # --- called by the learner ----------------------------------------------------------------------------------------
+    # Called by the learner.
 
     def spread(self, versions: tuple[int, ...], blends: FloatArray) -> None:
         """Have every replica make blends (G, K) ready: all that may be answering are, when this returns.
@@ -299,11 +294,8 @@ class Fleet:
             for name in had:
                 self._members[name].wanted = True
             self._answer_all()
-            ends = self._clock() + seconds
-            while self._clock() < ends and any(
-                name in self._members and self._members[name].reports <= count for name, count in had.items()
-            ):
-                self._wait(self._changed, LOOK)
+            members = self._members
+            self._in_time(lambda: all(n not in members or members[n].reports > k for n, k in had.items()), seconds)
 
     def look(self) -> None:
         """Forget replicas that are silent and dead."""
@@ -315,23 +307,29 @@ class Fleet:
 
     def _until(self, true: Callable[[Member], bool], *, seconds: float = PATIENCE, end: bool = True) -> None:
         """Wait until something is true of all that may be answering; `end` those of which it is not in time."""
+
+        def late() -> list[str]:
+            return [name for name, one in self._answering().items() if not true(one)]
+
+        if not self._in_time(lambda: not late(), seconds) and end:
+            for name in late():
+                self._end(name, f"it did not follow within {seconds:g} seconds")
+
+    def _in_time(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Wait until something is done, with an eye on who lives; whether it was in time."""
         ends = self._clock() + seconds
-        while late := [name for name, one in self._answering().items() if not true(one)]:
+        while not done():
             if self._clock() >= ends:
-                for name in late if end else ():
-                    self._end(name, f"it did not follow within {seconds:g} seconds")
-                return
+                return False
             self.look()
             self._wait(self._changed, LOOK)
+        return True
 
     def _end(self, name: str, why: str) -> None:
         """End a replica that cannot follow: it would go on answering with an old blend."""
         self._machine.end(name)
-        ends = self._clock() + SILENCE
-        while self._machine.alive(name):
-            if self._clock() >= ends:
-                raise ServiceError(f"replica {name} can neither follow nor be ended: {why}")
-            self._wait(self._changed, LOOK)
+        if not self._in_time(lambda: not self._machine.alive(name), SILENCE):
+            raise ServiceError(f"replica {name} can neither follow nor be ended: {why}")
         self._drop(name)
         self.on_lost(f"replica {name} was ended: {why}")
 

@@ -4,7 +4,6 @@ import contextlib
 import ipaddress
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from ray import serve
 from ray.exceptions import RayError
 
 from tanbr.errors import ConfigError
-from tanbr.fleet.ray.learner import ClusterConfig, RayLearner, end_learner, found_learner, get
+from tanbr.fleet.ray.learner import ClusterConfig, RayLearner, again, end_learner, found_learner, get
 from tanbr.fleet.replica import ReplicaService
 from tanbr.serve.build import opened, with_base
 from tanbr.serve.config import usable_cores
@@ -45,15 +44,10 @@ class Replica:
             method=method,
         )
         member = str(ray.get_runtime_context().get_actor_name())
-        learner, ends = RayLearner(config), time.monotonic() + JOIN
-        while True:
-            try:
-                self._service = ReplicaService(moe, learner, member=member, cpus=config.cpus)
-                return
-            except ServiceError:
-                if time.monotonic() > ends:
-                    raise
-                time.sleep(0.2)
+        learner = RayLearner(config)
+        self._service = again(
+            lambda: ReplicaService(moe, learner, member=member, cpus=config.cpus), ServiceError, seconds=JOIN
+        )
 
     def __serve_build_asgi_app__(self) -> Any:
         """Make the HTTP application; Ray Serve starts and stops it."""

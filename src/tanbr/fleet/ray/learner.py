@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from pydantic import Field
@@ -25,6 +25,7 @@ from tanbr.serve.web import logs
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
 
+Result = TypeVar("Result")
 NAMESPACE, SERVE_NAMESPACE = "tanbr", "serve"  # of the learner; in which Ray Serve keeps its replicas
 POLL = 1.0  # seconds after which a replica that asks is answered even if there is nothing to do
 UNLOCKED = 10.0  # seconds in which a learner that was killed must have let go of its folder
@@ -147,16 +148,24 @@ def _open_host(config: ClusterConfig) -> LearnerHost:
             make_engine=make_engine,
         )
 
-    ends = time.monotonic() + UNLOCKED
+    def opened() -> LearnerHost:
+        return LearnerHost(make, RayMachine(), metrics=metrics.text)
+
+    host = again(opened, StateError, seconds=UNLOCKED, says="in use by another server")
+    metrics.follow(host.state, host.service.info)
+    return host
+
+
+def again(work: Callable[[], Result], passing: type[TanbrError], *, seconds: float, says: str = "") -> Result:
+    """Do something, for so many seconds again and again, as long as it fails in a `passing` way that `says` this."""
+    ends = time.monotonic() + seconds
     while True:
         try:
-            host = LearnerHost(make, RayMachine(), metrics=metrics.text)
-            metrics.follow(host.state, host.service.info)
-            return host
-        except StateError as error:
-            if "in use by another server" not in str(error) or time.monotonic() > ends:
+            return work()
+        except passing as error:
+            if says not in str(error) or time.monotonic() > ends:
                 raise
-            time.sleep(0.5)
+            time.sleep(0.2)
 
 
 def name_of(config: ClusterConfig) -> str:
@@ -202,16 +211,16 @@ class RayLearner:
 
     def __call__(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Have the learner do something; while it is started again, calls that may be made twice wait for it."""
-        ends = time.monotonic() + AGAIN
         seconds = 10 * POLL if method in ("ask", "leave") else CALL
-        while True:
+
+        def call() -> Any:
             try:
                 return get(self._actor.call.remote(method, *arguments, **named), seconds=seconds)
             except (RayActorError, GetTimeoutError) as error:
-                if method not in REPEATABLE or time.monotonic() > ends:
-                    name = type(error).__name__
-                    raise LearnerGone(f"the learner does not answer ({name}); it is started again") from None
-                time.sleep(0.2)
+                says = f"the learner does not answer ({type(error).__name__}); it is started again"
+                raise LearnerGone(says) from None
+
+        return again(call, LearnerGone, seconds=AGAIN if method in REPEATABLE else 0.0)
 
 
 def get(answer: Any, *, seconds: float) -> Any:
