@@ -84,9 +84,13 @@ class Report:
     answering: bool
     prepared: int | None = None  # number of the proposal that it has ready
     failed: tuple[int, str] | None = None  # number of the proposal that it cannot make ready, and why
-    number: int = 0  # of the messages: sent again until they are taken
-    messages: tuple[Message, ...] = ()
+    number: int = 0  # of the newest message
+    messages: tuple[Message, ...] = ()  # all that are not known to be taken
     waiting: int = 0  # texts that wait for an answer
+
+    def after(self, number: int) -> tuple[Message, ...]:
+        """Give the messages that have higher numbers."""
+        return self.messages[max(0, len(self.messages) - self.number + number) :]
 
     def settled(self, proposal: int) -> bool:
         """Whether the replica has a proposal ready, or cannot make it ready."""
@@ -98,7 +102,7 @@ class Reply:
     """What a replica is to do; an empty reply means: report again."""
 
     known: bool = True  # False: it must say hello first
-    taken: int = 0  # number of the newest messages that the learner has
+    taken: int = 0  # number of the newest message that the learner has
     order: Order | None = None  # to follow now
     proposal: Proposal | None = None  # to make ready
     answer: bool | None = None  # True: begin to answer; False: answer nobody until told; None: as before
@@ -126,7 +130,7 @@ class Member:
     here: bool = False  # whether it has said hello to this learner
     wanted: bool = False  # whether it should report at once
     reports: int = 0
-    number: int = 0  # of the newest messages that were taken
+    number: int = 0  # of the newest message that was taken
     asked: Future[Reply] = field(default_factory=Future, repr=False)
 
 
@@ -195,17 +199,17 @@ class Fleet:
             self._changed.notify_all()
             return order
 
-    def ask(self, report: Report, take: Callable[[Report], None]) -> "Future[Reply]":
-        """Take a report (`take` gets it if its messages are new); the future holds what to do, once there is any."""
+    def ask(self, report: Report, take: Callable[[Message], None]) -> "Future[Reply]":
+        """Take a report (`take` gets its new messages); the future holds what to do, once there is any."""
         with self._changed:
             member = self._members.get(report.member)
             if member is None or not member.here:
                 done: Future[Reply] = Future()
                 done.set_result(Reply(known=False))
                 return done
-            if report.messages and report.number > member.number:
-                take(report)
-                member.number = report.number
+            for message in report.after(member.number):
+                take(message)
+            member.number = max(member.number, report.number)
             member.last, member.answering = report, member.answering or report.answering
             member.heard, member.reports, member.wanted = self._clock(), member.reports + 1, False
             member.asked.cancel()  # nobody waits any more for an answer to an earlier report
@@ -220,12 +224,12 @@ class Fleet:
             member = self._members.get(name)
             return Reply(known=False) if member is None or not member.here else Reply(taken=member.number)
 
-    def leave(self, report: Report, take: Callable[[Report], None]) -> None:
+    def leave(self, report: Report, take: Callable[[Message], None]) -> None:
         """Take the last report of a replica that no longer answers."""
         with self._changed:
             member = self._members.get(report.member)
-            if report.messages and (member is None or report.number > member.number):
-                take(report)
+            for message in report.after(0 if member is None else member.number):
+                take(message)
             if member is not None:
                 self._drop(report.member)
 

@@ -90,15 +90,11 @@ class LearnerHost:
 
     def ask(self, report: Report) -> "Future[Reply]":
         """Take a report; the future holds what to do, once there is anything."""
-        return self.fleet.ask(report, self._take)
+        return self.fleet.ask(report, self.service.put)
 
     def leave(self, report: Report) -> None:
         """Take the last report of a replica."""
-        self.fleet.leave(report, self._take)
-
-    def _take(self, report: Report) -> None:
-        for message in report.messages:
-            self.service.put(message)
+        self.fleet.leave(report, self.service.put)
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Do what a replica, its client or its operator asks for."""
