@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import ConfigDict, Field, Tag
+from pydantic import Field, Tag
 from scipy.special import expit, softmax
 
 from tanbr.serve.records import Answered, ServiceInfo, Shown
@@ -58,14 +58,14 @@ def add_classify(app: FastAPI, service: ServiceApi, config: HttpConfig, latencie
         text_or_list("must be a text, or a pair of texts in a list"),
     ]
 
-    class ClassifyRequest(Sent):
+    class ClassifyRequest(
+        Sent,
+        json_schema_extra={
+            "examples": [{"inputs": ["the plot is clever", ["a question", "a passage that may answer it"]]}]
+        },
+    ):
         """Texts, or pairs of texts, to classify."""
 
-        model_config = ConfigDict(
-            json_schema_extra={
-                "examples": [{"inputs": ["the plot is clever", ["a question", "a passage that may answer it"]]}]
-            }
-        )
         inputs: Annotated[list[Input], Field(min_length=1, max_length=config.inputs, fail_fast=True)]
         """Each a text, or a pair of texts."""
         labels: Annotated[list[Annotated[str, one_of(info.labels)]], Field(min_length=1, fail_fast=True)] | None = None
@@ -109,12 +109,11 @@ def add_embeddings(app: FastAPI, service: ServiceApi, config: HttpConfig, latenc
     Text = Annotated[str, Field(min_length=1, max_length=config.longest)]
     Texts = Annotated[list[Text], Field(min_length=1, max_length=config.inputs, fail_fast=True)]
 
-    class EmbeddingRequest(Sent):
+    class EmbeddingRequest(
+        Sent, json_schema_extra={"examples": [{"model": info.model, "input": "the plot is clever"}]}
+    ):
         """Texts to embed."""
 
-        model_config = ConfigDict(
-            json_schema_extra={"examples": [{"model": info.model, "input": "the plot is clever"}]}
-        )
         model: Annotated[str, Field(json_schema_extra={"enum": [info.model]})]
         """The id that /v1/models gives."""
         input: Annotated[

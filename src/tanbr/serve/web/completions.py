@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
-from pydantic import ConfigDict, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 from pydantic_core import PydanticCustomError, from_json, to_json
 
 from tanbr.errors import CheckpointError, InputError
@@ -163,18 +163,19 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
         task: Annotated[str, one_of(info.tasks)] | None = None
         """The task that the prompts belong to, if the client knows; an extension of ours."""
 
-    class CompletionRequest(Limited):
+    class CompletionRequest(
+        Limited, json_schema_extra={"examples": [{"model": info.model, "prompt": "translate: hello"}]}
+    ):
         """Prompts to go on from, or to answer."""
 
-        model_config = ConfigDict(json_schema_extra={"examples": [{"model": info.model, "prompt": "translate: hello"}]})
         prompt: Annotated[Annotated[Text, Tag(":text")] | Annotated[Texts, Tag(":list")], TEXT_OR_TEXTS]
 
-    class ChatRequest(Limited):
+    class ChatRequest(
+        Limited,
+        json_schema_extra={"examples": [{"model": info.model, "messages": [{"role": "user", "content": "hello"}]}]},
+    ):
         """A conversation to go on with."""
 
-        model_config = ConfigDict(
-            json_schema_extra={"examples": [{"model": info.model, "messages": [{"role": "user", "content": "hello"}]}]}
-        )
         messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
         max_completion_tokens: Tokens | None = None
         """The newer name of max_tokens."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic_core import to_json
 
 from tanbr.errors import InputError
@@ -36,10 +36,9 @@ def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: 
     info, seconds, loading = service.info, config.answer_seconds, Workers("loading of experts", threads=1, waiting=8)
     experts = expert_ids(info)
 
-    class Relayed(Sent):
+    class Relayed(Sent, extra="allow"):
         """A request of OpenAI's API, with whatever the engine knows beyond what is named here."""
 
-        model_config = ConfigDict(extra="allow")
         model: str
         """`tanbr`, or a model that /v1/models lists."""
         n: Annotated[int, Field(ge=1, le=config.inputs)] | None = None
