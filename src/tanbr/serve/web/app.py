@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from tanbr.serve.records import ServiceInfo
 from tanbr.serve.web import logs
-from tanbr.serve.web.auth import ADMIN, ADMIN_TOKEN, OPEN, TOKEN, Tokens
+from tanbr.serve.web.auth import ADMIN, OPEN, Tokens
 from tanbr.serve.web.classify import add_classify, add_embeddings
 from tanbr.serve.web.completions import add_completions
 from tanbr.serve.web.config import HttpConfig
@@ -116,8 +116,7 @@ def describe_tokens(app: FastAPI, tokens: Tokens) -> None:
     def document() -> dict[str, Any]:
         made = FastAPI.openapi(app)  # the same one each time
         made["components"]["securitySchemes"] = {
-            name: {"type": "http", "scheme": "bearer", "description": f"The server's {variable}, or one of its list."}
-            for name, variable in (("token", TOKEN), ("admin", ADMIN_TOKEN))
+            key: {"type": "http", "scheme": "bearer"} for key in ("token", "admin")
         }
         for path, operations in made["paths"].items():
             for operation in operations.values():
