@@ -7,11 +7,14 @@ Adapters are loaded beside the base that it was started with.
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from tanbr.engines.connection import ANSWER_SECONDS, LOAD_SECONDS, EngineLost, EngineRefused, load_seconds
 from tanbr.engines.dialect import OURS, Dialect, Served
-from tanbr.engines.merge_files import AdapterFile, DenseFile, MergeFile, probe_folder
+from tanbr.engines.merge_files import PREFIX, AdapterFile, DenseFile, MergeFile
+from tanbr.merge.sources.peft_folder import SETTINGS
+from tanbr.moe.writing import write_json
 
 CHANGING = f"{OURS}changing"  # label while weights are being loaded: no version has it
 INFO = "/server_info?config_format=json"
@@ -143,8 +146,11 @@ class VllmAdapter(Vllm):
 
     async def fits(self, *, models: int, rank: int) -> None:
         """Have it read an adapter's settings without weights, and its figures after one token of its base."""
-        with probe_folder(rank) as folder:
-            refusal = await self.refusal(LOAD, {"lora_name": f"{OURS}probe", "lora_path": str(folder)})
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"], "bias": "none"}
+        with TemporaryDirectory(prefix=PREFIX) as folder:
+            Path(folder).chmod(0o755)
+            write_json(Path(folder) / SETTINGS, settings)
+            refusal = await self.refusal(LOAD, {"lora_name": f"{OURS}probe", "lora_path": folder})
         if refusal is not None and ("not enabled" in refusal.said or "max_lora_rank" in refusal.said):
             raise EngineRefused(
                 f"the engine takes no adapters of rank {rank}, which blends of these experts have ({refusal.said}); "

@@ -21,14 +21,7 @@ from tanbr.serve.web.entrance import Entrance
 from tanbr.serve.web.metrics import ANSWERS, ROUTES, Metrics
 from tanbr.serve.web.refusals import ErrorResponse, Refusal, refuse_with_sentences
 from tanbr.serve.web.relay import add_relay
-from tanbr.serve.web.routes import (
-    MOST_FEEDBACK,
-    add_feedback,
-    add_models,
-    add_steering,
-    add_supervision,
-    add_watching,
-)
+from tanbr.serve.web.routes import MOST_FEEDBACK, add_feedback, add_models, add_steering, add_supervision, add_watching
 from tanbr.serve.web.service_api import ServiceApi
 
 VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice

@@ -235,14 +235,12 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
 def whole(done: Generated, body: Writable, *, chat: bool) -> bytes:
     """Write a whole answer as JSON."""
     kind = "chat.completion" if chat else "text_completion"
-    choices = [
-        _choice(i, _message(text, chat=chat), finish_reason=reason, request_id=request_id)
-        for i, (text, reason, request_id) in enumerate(
-            zip(done.texts, done.finish_reasons, done.request_ids, strict=True)
-        )
-    ]
-    said = {"choices": choices, "usage": _usage(done, body.n or 1), "merge_version": done.merge_version}
-    return to_json(_head(done.request_ids[0], kind, body.model, chat=chat) | said)
+    choices = []
+    for i, (text, reason, request_id) in enumerate(zip(done.texts, done.finish_reasons, done.request_ids, strict=True)):
+        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        choices.append(_choice(i, said, finish_reason=reason, request_id=request_id))
+    rest = {"choices": choices, "usage": _usage(done, body.n or 1), "merge_version": done.merge_version}
+    return to_json(_head(done.request_ids[0], kind, body.model, chat=chat) | rest)
 
 
 class Pieces:
@@ -281,10 +279,6 @@ class Pieces:
 def _head(name: str, kind: str, model: str, *, chat: bool) -> dict[str, Any]:
     prefix = "chatcmpl" if chat else "cmpl"
     return {"id": f"{prefix}-{name}", "object": kind, "created": int(time.time()), "model": model}
-
-
-def _message(text: str, *, chat: bool) -> dict[str, Any]:
-    return {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
 
 
 def _choice(index: int, said: dict[str, Any], *, finish_reason: str | None = None, **more: str) -> dict[str, Any]:
