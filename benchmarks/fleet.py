@@ -74,7 +74,7 @@ class Port:
 
     def ask(self, report: Report) -> Reply:
         """Report."""
-        asked = self._fleet.ask(pickle.loads(pickle.dumps(report)), lambda report: None)  # noqa: ARG005 - our own
+        asked = self._fleet.ask(pickle.loads(pickle.dumps(report)), lambda message: None)  # noqa: ARG005 - our own
         reply = asked.result() if asked.done() else self._fleet.idle(report.member)
         back: Reply = pickle.loads(pickle.dumps(reply))
         return back

@@ -41,7 +41,7 @@ def test_ray_serves_configuration_has_settings_that_there_are() -> None:
     config = yaml.safe_load((DEPLOY / "ray-serve.yaml").read_text())
     (application,) = config["applications"]
     assert application["import_path"] == "tanbr.fleet.ray:app"
-    source = (ROOT / "src/tanbr/fleet/ray/config.py").read_text()  # read, not imported: that takes Ray
+    source = (ROOT / "src/tanbr/fleet/ray/learner.py").read_text()  # read, not imported: that takes Ray
     fields = set(re.findall(r"^    (\w+): ", source, re.M)) | set(StartConfig.model_fields)
     assert set(application["args"]) <= fields
     ServeConfig.model_validate(application["args"]["serve"])

@@ -1,5 +1,4 @@
 import asyncio
-import base64
 import gzip
 import json
 import socket
@@ -19,21 +18,10 @@ from tanbr.engines.connection import Connection, EngineLost, EngineRefused
 from tanbr.errors import ConfigError
 
 
-@pytest.mark.parametrize("url", ["", "localhost:80", "ftp://here", "http://", "http://[::1"])
+@pytest.mark.parametrize("url", ["", "localhost:80", "ftp://here", "http://", "http://[::1", "http://me:pass@here"])
 def test_what_is_no_address_is_one_sentence(url: str) -> None:
     with pytest.raises(ConfigError, match="an engine's URL must be like"):
         Connection(url)
-
-
-def test_a_password_is_not_repeated(vllm: FakeVllm) -> None:
-    connection = Connection(vllm.url.replace("http://", "http://me:secret@"))
-    vllm.kill()
-    with pytest.raises(EngineLost) as error:
-        connection.call(connection.ask("GET", "/v1/models"))
-    assert "secret" not in str(error.value)
-    assert vllm.url in str(error.value)
-    connection.close()
-    vllm.start()
 
 
 def test_a_stream_that_breaks_off_is_a_loss(vllm: FakeVllm) -> None:
@@ -78,9 +66,9 @@ class Hostile:
             self._ends.wait()
 
     @contextmanager
-    def asked(self, *, token: str | None = None, user: str = "") -> Iterator[Connection]:
+    def asked(self, *, token: str | None = None) -> Iterator[Connection]:
         self._thread.start()
-        connection = Connection(self.url.replace("http://", f"http://{user}"), token=token)
+        connection = Connection(self.url, token=token)
         try:
             yield connection
         finally:
@@ -113,12 +101,6 @@ def test_an_answer_without_bounds_is_not_read(head: str, part: bytes, says: str,
     assert len(str(error.value)) < 200
 
 
-def test_a_redirect_is_not_followed() -> None:
-    head = "HTTP/1.1 302 Found\nlocation: http://127.0.0.1:9/\ncontent-length: 0"
-    with Hostile(head, lambda: iter(())).asked() as connection, pytest.raises(EngineRefused, match="with 302"):
-        connection.call(connection.ask("GET", "/v1/models"))
-
-
 def test_an_answer_that_never_ends_is_given_up_though_something_always_comes() -> None:
     def drops() -> Iterator[bytes]:
         while True:
@@ -136,19 +118,17 @@ def test_a_stream_that_goes_on_after_its_end_has_ended(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("how", [{"token": "a-secret-token"}, {"user": "somebody:a-password@"}])
-def test_a_secret_that_the_engine_repeats_is_struck_out(how: dict[str, str], streamed: bool) -> None:
+def test_a_key_that_the_engine_repeats_is_struck_out(streamed: bool) -> None:
     def echo() -> Iterator[bytes]:
         said = json.dumps({"error": {"message": server.heard.decode()}}).encode()
         yield b"%x\r\n%s\r\n0\r\n\r\n" % (len(said), said)
 
     server = Hostile("HTTP/1.1 400 Bad Request\ntransfer-encoding: chunked", echo)
-    with server.asked(**how) as connection, pytest.raises(EngineRefused) as error:
+    with server.asked(token="a-secret-token") as connection, pytest.raises(EngineRefused) as error:
         connection.call(heard(connection) if streamed else connection.ask("GET", "/v1/models"))
     said = str(error.value)
     assert "uthorization: B" in said  # it was repeated
-    for secret in ("a-secret-token", "a-password", base64.b64encode(b"somebody:a-password").decode()):
-        assert secret not in said
+    assert "a-secret-token" not in said
 
 
 class Closing(socketserver.StreamRequestHandler):

@@ -114,20 +114,9 @@ def test_what_no_scale_expresses_is_refused(changes: dict[str, Any], says: str, 
         ScalesFile(part, tmp_path / "scales")
 
 
-class Script(LlamaCpp):
-    """An engine that answers what it is told to."""
-
-    def __init__(self, said: Any) -> None:
-        super().__init__("http://127.0.0.1:9")
-        self.said = said
-
-    async def ask(self, method: str, path: str, body: Any = None, **_: Any) -> Any:
-        return self.said
-
-
-def test_what_is_no_llama_server_is_said() -> None:
-    with closing(Script([3])) as engine:
-        with pytest.raises(EngineRefused, match="does not answer as llama-server does"):
-            engine.call(engine.served())
-        with pytest.raises(EngineRefused, match="does not answer as llama-server does"):
-            engine.call(engine.held())
+def test_what_is_no_llama_server_is_said(llama: FakeLlamaCpp) -> None:
+    llama.routes["/props"] = lambda *_: [3]
+    with closing(LlamaCpp(llama.url)) as engine:
+        for ask in (engine.served, engine.held):
+            with pytest.raises(EngineRefused, match="does not answer as llama-server does"):
+                engine.call(ask())

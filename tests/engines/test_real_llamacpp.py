@@ -169,7 +169,7 @@ def test_an_engine_that_is_killed_or_comes_back_with_other_files_answers_nobody_
     engine.start()
     ready(server)
     blend = (0.0, 0.0, 0.5, 0.5)
-    said = after_a_kill(server, engine, blend, PROMPTS, limit=LIMIT, meanwhile=others)
+    said = after_a_kill(server, engine, case.moe, blend, PROMPTS, limit=LIMIT, meanwhile=others)
     assert said == [text.strip() for text in texts(case.moe.path, case.expected(blend))]
 
 

@@ -180,13 +180,6 @@ def test_what_no_engine_says_loses_it_until_it_is_one_again(
         assert right(engine, adapters)
 
 
-def test_several_threads_ask_at_once(vllm: FakeVllm, mixtral: Moe) -> None:
-    with serving_first(vllm, mixtral) as engine:
-        expected = transformers_answers(mixtral, BLENDS[0])
-        with ThreadPoolExecutor(6) as pool:
-            assert list(pool.map(lambda _: answers(engine), range(12))) == [expected] * 12
-
-
 def test_an_engine_that_comes_back_has_what_answered_last(fake: FakeVllm, moe: Moe) -> None:
     with serving_first(fake, moe) as engine:
         fake.kill()
@@ -347,15 +340,3 @@ def test_whole_models_have_an_engine_each_and_one_more_is_a_spare(vllm: FakeVllm
             pytest.raises(CheckpointError, match="2 whole models need as many engines"),
         ):
             serving(backend, mixtral, models=2)
-
-
-def test_experts_are_asked_by_name_beside_the_models_that_answer(lora: FakeVllm, adapters: Moe) -> None:
-    with serving_first(lora, adapters) as engine:
-        for _ in range(2):
-            alone = engine.expert(3)
-            heard: list[Any] = []
-            asked = {"prompt": PROMPTS, "max_tokens": 7, "return_token_ids": True}
-            alone.backend.relay("/v1/completions", asked, heard.append).result(60)
-            got = [tuple(token for token in one["token_ids"] if token != 1) for one in heard[0]["choices"]]
-            assert got == transformers_answers(adapters, [0, 0, 0, 1.0])
-        assert lora.loads == 2

@@ -67,10 +67,3 @@ def test_weights_have_no_version_while_they_change(engine: Vllm, vllm: FakeVllm,
     with pytest.raises(EngineRefused, match="did not forget"):
         engine.call(engine.load(dense, "two"))
     assert (engine.call(engine.held()), vllm.paused) == ([CHANGING], False)
-
-
-@pytest.mark.parametrize("said", [[], 3, None])
-def test_a_label_that_is_none_is_no_version(said: Any, engine: Vllm, vllm: FakeVllm) -> None:
-    vllm.routes["/weight_info"] = vllm.routes["/is_paused"] = lambda *_: said
-    assert engine.call(engine.held()) == ["None"]
-    engine.call(engine.wake())

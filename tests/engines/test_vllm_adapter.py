@@ -1,20 +1,16 @@
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
-from fastapi.responses import JSONResponse
 from safetensors.torch import load_file, save_file
 
 from engines.asking import BLENDS, answers, before, right, serving, serving_first, transformers_answers
 from engines.fake_engine import FakeVllm
 from engines.tiny_adapters import RANK
-from tanbr.engines.connection import EngineLost, EngineRefused
-from tanbr.engines.vllm import VllmAdapter
+from tanbr.engines.connection import EngineRefused
 from tanbr.errors import CheckpointError, ConfigError, TanbrError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
@@ -41,15 +37,6 @@ def test_every_request_names_its_version_and_others_adapters_are_left_alone(lora
         assert len(names) == len(BLENDS) == lora.loads - 1
         assert backend.size.own_bytes < backend.size.nbytes
     assert set(lora.adapters) == {"theirs"}
-
-
-def test_a_blend_with_a_share_of_the_base_or_nothing_else_is_one_adapter(lora: FakeVllm, adapters: Moe) -> None:
-    moe = open_moe(adapters.path, experts=adapters.source.names, base=True)
-    with before(lora, moe) as backend:
-        engine = serving(backend, moe)
-        for blend in ([0.2, 0.1, 0.1, 0.1, 0.5], [0.0, 0.0, 0.0, 0.0, 1.0]):
-            engine.swap(blend)
-            assert answers(engine) == transformers_answers(moe, blend)
 
 
 def test_what_is_read_from_a_folder_that_goes_is_unloaded_first_without_development_routes(
@@ -154,19 +141,6 @@ def test_adapters_are_not_added_to_another_base(adapters: Moe, tmp_path: Path) -
                 continue
             with pytest.raises(ConfigError, match=r"whose model.norm.weight is not .*; start it with that base"):
                 before(engine, adapters).__enter__()
-
-
-@pytest.mark.parametrize("body", [{}, {"data": [3]}, []])
-def test_what_is_no_list_of_models_is_an_error(body: Any, lora: FakeVllm) -> None:
-    async def said(*_: Any) -> JSONResponse:
-        return JSONResponse(body)
-
-    lora.routes["/v1/models"] = said
-    with closing(VllmAdapter(lora.url)) as engine:
-        with pytest.raises(EngineRefused, match="does not answer as vLLM does"):
-            engine.call(engine.served())
-        with pytest.raises(EngineLost, match="does not list its models"):
-            engine.call(engine.held())
 
 
 def test_an_engine_that_would_add_half_an_adapter_is_refused(lora: FakeVllm, adapters: Moe) -> None:

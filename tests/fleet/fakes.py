@@ -67,16 +67,13 @@ class Port:
         lose, self.lose = self.lose, ""
         if lose == "report":
             raise LearnerGone("lost")
-        asked = self.cluster.fleet.ask(report, self._take)
+        asked = self.cluster.fleet.ask(report, self.took.append)
         if lose == "reply":
             raise LearnerGone("lost")
         return asked.result() if asked.done() else self.cluster.fleet.idle(report.member)
 
     def leave(self, report: Report) -> None:
-        self.cluster.fleet.leave(report, self._take)
-
-    def _take(self, report: Report) -> None:
-        self.took += report.messages
+        self.cluster.fleet.leave(report, self.took.append)
 
 
 class FakeReplica:

@@ -178,7 +178,7 @@ def _banner(url: str, info: "ServiceInfo", now: "ServiceState", *, state: Path, 
     if info.saves_from is not None:
         full += f", no more than is loaded: memory is saved from {info.saves_from} experts on"
     access = "with a token" if tokens.closed else "without a token"
-    names = ", ".join(token.name for token in tokens.known if token.name)
+    names = ", ".join(token.name for token in tokens.known.values() if token.name)
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("[bold]tanbr[/]", f"[bold]{url}[/]"),

@@ -5,7 +5,6 @@ own secrets.
 """
 
 import asyncio
-import base64
 import json
 import threading
 import weakref
@@ -34,7 +33,7 @@ LOAD_RATE = 100e6  # bytes of weights per second that the slowest disk delivers
 END_SECONDS = 1.0  # for a stream to close after its [DONE]; its connection can then be used again
 ANSWER_BYTES = 16 << 20  # of one answer: ten thousand tokens with their probabilities take 5 MB
 LINE_BYTES = 1 << 20  # of one event: a token takes less than a thousand bytes
-SECRET_LENGTH = 8  # secrets of fewer characters are not struck out of what the engine says: they may be plain words
+KEY_LENGTH = 8  # a key of fewer characters is not struck out of what the engine says: it may be a plain word
 
 
 class EngineError(ServiceError):
@@ -60,18 +59,17 @@ class Connection:
         try:
             address = URL(url)
             self.url = str(address.origin()) + address.raw_path.rstrip("/")
-            user = f"{address.user}:{address.password or ''}" if address.user else ""
-            basic = base64.b64encode(user.encode()).decode()
-            key = f"Basic {basic}" if user else token and f"Bearer {token}"
             if address.scheme not in ("http", "https"):
                 raise ValueError("it has another scheme")
-            if key and not (key.isascii() and key.isprintable()):
+            if address.user:
+                raise ValueError("its key is given as TANBR_ENGINE_TOKEN")
+            if token and not (token.isascii() and token.isprintable()):
                 raise ValueError("the engine's token has other characters than a header may have")
         except ValueError as error:
             raise ConfigError(f"an engine's URL must be like http://127.0.0.1:8000 (got {url!r}: {error})") from None
-        self._secrets = [one for one in (token, address.password, basic) if one and len(one) >= SECRET_LENGTH]
+        self._token = token if token and len(token) >= KEY_LENGTH else None
         headers = {"accept-encoding": "identity", "content-type": "application/json"}
-        headers |= {"authorization": key} if key else {}
+        headers |= {"authorization": f"Bearer {token}"} if token else {}
         self._loop = auto_loop_factory()()
         thread = threading.Thread(target=self._loop.run_forever, name="tanbr-engine", daemon=True)
         thread.start()
@@ -107,6 +105,16 @@ class Connection:
         async with self._answer(method, path, body, seconds) as answer:
             return await self._read(answer)
 
+    async def refusal(self, path: str, body: Any, *, seconds: float = ANSWER_SECONDS) -> EngineError | None:
+        """Post JSON; give what the engine answers against it, None if it does it."""
+        try:
+            await self.text("POST", path, body, seconds=seconds)
+        except EngineError as error:
+            if error.status is None:
+                raise
+            return error
+        return None
+
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any]:
         """Send JSON, and read the events of a stream as they come; what is asked for whole is one event.
 
@@ -128,7 +136,7 @@ class Connection:
                                 await self._read(answer)
                         return
                     if one.startswith(b"data:"):
-                        yield self._json(self._without_secrets(data), path)
+                        yield self._json(self._without_key(data), path)
 
     @asynccontextmanager
     async def _answer(
@@ -148,7 +156,7 @@ class Connection:
                     raise kind(sentence, status=answer.status, said=said, body=text)
                 yield answer
         except (aiohttp.ClientError, ConnectionError) as error:
-            said = _message(self._without_secrets(str(error).encode()))
+            said = _message(self._without_key(str(error).encode()))
             raise EngineLost(f"no engine answers at {self.url} ({said}); start it there") from None
         except TimeoutError:
             raise EngineLost(f"the engine at {self.url} did not answer {path} in time") from None
@@ -176,7 +184,7 @@ class Connection:
             said += part
             if len(said) > ANSWER_BYTES:
                 raise EngineLost(f"the engine at {self.url} answers with more than {ANSWER_BYTES} bytes")
-        return self._without_secrets(said)
+        return self._without_key(said)
 
     def _json(self, said: str, path: str) -> Any:
         try:
@@ -184,12 +192,10 @@ class Connection:
         except (ValueError, RecursionError):
             raise EngineLost(f"{self.url}{path} answers with no JSON; is an engine there?") from None
 
-    def _without_secrets(self, said: bytes | bytearray) -> str:
-        """Strike our own secrets out: what an engine says may be logged."""
+    def _without_key(self, said: bytes | bytearray) -> str:
+        """Strike our own key out: what an engine says may be logged."""
         text = said.decode(errors="replace")
-        for secret in self._secrets:
-            text = text.replace(secret, "…")
-        return text
+        return text.replace(self._token, "…") if self._token else text
 
 
 def load_seconds(folder: Path) -> float:

@@ -11,8 +11,7 @@ import tempfile
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,8 @@ from tanbr.merge import Moe
 from tanbr.merge.blend import finite
 from tanbr.merge.skeleton import skeleton
 from tanbr.merge.sources.one_adapter import export_adapter, joinable
-from tanbr.merge.sources.peft_folder import SETTINGS
 from tanbr.moe.checkpoint import SINGLE
-from tanbr.moe.writing import copy_companions, header_of, locked, remove_if_abandoned, write_json
+from tanbr.moe.writing import copy_companions, header_of, locked, remove_if_abandoned
 from tanbr.serve.backends.torch_eager import rest
 from tanbr.types import Blend
 
@@ -154,16 +152,6 @@ class MergeFiles:
         """Make another one."""
         self._made += 1
         return self._kind(self._moe, self.folder / str(self._made))
-
-
-@contextmanager
-def probe_folder(rank: int) -> Iterator[Path]:
-    """Make an adapter's settings without weights: an engine says what it would not take, and loads nothing."""
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-        Path(folder).chmod(0o755)
-        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"], "bias": "none"}
-        write_json(Path(folder) / SETTINGS, settings)
-        yield Path(folder)
 
 
 def rank_of(moe: Moe, most: int) -> int:

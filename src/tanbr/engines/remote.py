@@ -22,9 +22,8 @@ from typing import Any, Self
 import numpy as np
 
 from tanbr.engines.connection import LOAD_SECONDS, TRACED, EngineError, EngineLost
-from tanbr.engines.dialect import OURS, Dialect
+from tanbr.engines.dialect import OURS, Dialect, check_same
 from tanbr.engines.merge_files import DenseFile, MergeFile, MergeFiles
-from tanbr.engines.same_model import check_same
 from tanbr.errors import CheckpointError, TanbrError
 from tanbr.merge import Moe
 from tanbr.moe.text import TextEncoder
@@ -221,8 +220,6 @@ class Remote(Backend):
         """Take another place in the same engines."""
         return type(self)(self._hosts)
 
-    # --- weights ------------------------------------------------------------------------------------------------------
-
     def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) where the engine will read it; requests go on meanwhile."""
         if not any(one.holds(blend) for one in self._files):
@@ -259,8 +256,6 @@ class Remote(Backend):
                 self._host.lose(why)
             raise CheckpointError(f"the merge cannot be loaded: {why}") from None
 
-    # --- answers ------------------------------------------------------------------------------------------------------
-
     def relay(
         self,
         path: str,
@@ -269,21 +264,20 @@ class Remote(Backend):
         headers: Mapping[str, str] | None = None,
     ) -> "Future[None]":
         """Have the engine answer a client's request; `hear` gets its answer, or each event of a stream."""
-        loaded, host = self.wanted, self._host
+        loaded, host, engine = self.wanted, self._host, self._host.engine
         if loaded is None or host.why:
-            raise EngineLost(f"the engine at {host.engine.url} is lost: {host.why or 'nothing was loaded yet'}")
-        return host.engine.start(self._relay(path, body, hear, headers, loaded))
+            raise EngineLost(f"the engine at {engine.url} is lost: {host.why or 'nothing was loaded yet'}")
+
+        async def answered() -> None:
+            TRACED.set(headers)
+            await self._relay(path, engine.asked(body, loaded.label), hear, loaded)
+
+        return engine.start(answered())
 
     async def _relay(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        hear: Callable[[dict[str, Any]], None],
-        headers: Mapping[str, str] | None,
-        loaded: Loaded,
+        self, path: str, asked: dict[str, Any], hear: Callable[[dict[str, Any]], None], loaded: Loaded
     ) -> None:
-        TRACED.set(headers)
-        engine, asked, confirmed = self._host.engine, self._host.engine.asked(body, loaded.label), False
+        engine, confirmed = self._host.engine, False
         try:
             async with engine.turn(loaded.label), aclosing(engine.events(path, asked)) as said:
                 async for event in said:

@@ -7,11 +7,14 @@ Adapters are loaded beside the base that it was started with.
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-from tanbr.engines.connection import ANSWER_SECONDS, LOAD_SECONDS, EngineError, EngineLost, EngineRefused, load_seconds
+from tanbr.engines.connection import ANSWER_SECONDS, LOAD_SECONDS, EngineLost, EngineRefused, load_seconds
 from tanbr.engines.dialect import OURS, Dialect, Served
-from tanbr.engines.merge_files import AdapterFile, DenseFile, MergeFile, probe_folder
+from tanbr.engines.merge_files import PREFIX, AdapterFile, DenseFile, MergeFile
+from tanbr.merge.sources.peft_folder import SETTINGS
+from tanbr.moe.writing import write_json
 
 CHANGING = f"{OURS}changing"  # label while weights are being loaded: no version has it
 INFO = "/server_info?config_format=json"
@@ -123,13 +126,8 @@ class VllmAdapter(Vllm):
 
     async def takes_adapters(self) -> bool:
         """Ask whether adapters can be loaded while it runs."""
-        try:
-            await self.text("POST", UNLOAD, {"lora_name": ""})
-        except EngineError as error:
-            if error.status is None:
-                raise
-            return error.status != 404
-        return True
+        refusal = await self.refusal(UNLOAD, {"lora_name": ""})
+        return refusal is None or refusal.status != 404
 
     async def _started(self) -> dict[str, Any] | None:
         self._dev_mode = False
@@ -148,17 +146,16 @@ class VllmAdapter(Vllm):
 
     async def fits(self, *, models: int, rank: int) -> None:
         """Have it read an adapter's settings without weights, and its figures after one token of its base."""
-        with probe_folder(rank) as folder:
-            try:
-                await self.text("POST", LOAD, {"lora_name": f"{OURS}probe", "lora_path": str(folder)})
-            except EngineError as error:
-                if error.status is None:
-                    raise
-                if "not enabled" in error.said or "max_lora_rank" in error.said:
-                    raise EngineRefused(
-                        f"the engine takes no adapters of rank {rank}, which blends of these experts have "
-                        f"({error.said}); {START}"
-                    ) from None
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"], "bias": "none"}
+        with TemporaryDirectory(prefix=PREFIX) as folder:
+            Path(folder).chmod(0o755)
+            write_json(Path(folder) / SETTINGS, settings)
+            refusal = await self.refusal(LOAD, {"lora_name": f"{OURS}probe", "lora_path": folder})
+        if refusal is not None and ("not enabled" in refusal.said or "max_lora_rank" in refusal.said):
+            raise EngineRefused(
+                f"the engine takes no adapters of rank {rank}, which blends of these experts have ({refusal.said}); "
+                f"{START}"
+            )
         await self.wake()
         await self.ask("POST", "/v1/completions", {"model": self._model, "prompt": [0], "max_tokens": 1})
         most = re.search(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', await self.text("GET", "/metrics"), re.M)
@@ -222,11 +219,7 @@ class VllmAdapter(Vllm):
         return label if label.startswith(OURS) else ""
 
     async def _change(self, path: str, body: dict[str, object], *, seconds: float) -> None:
-        try:
-            await self.text("POST", path, body, seconds=seconds)
-        except EngineError as error:
-            if error.status is None:
-                raise
-            said = "no such route" if error.said == "Not Found" else error.said
+        if refusal := await self.refusal(path, body, seconds=seconds):
+            said = "no such route" if refusal.said == "Not Found" else refusal.said
             sentence = f"the engine does not take the adapter ({said}); {START} as needed"
-            raise EngineRefused(sentence, status=error.status) from None
+            raise EngineRefused(sentence, status=refusal.status)

@@ -32,8 +32,6 @@ COMMIT_PATIENCE = 5.0  # seconds for a replica to follow an order; no merge is l
 KEY = "fleet"  # in the store: names of the replicas that may be answering
 Wait = Callable[[threading.Condition, float], object]
 
-# --- messages ---------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, eq=False)
 class Order:
@@ -85,9 +83,13 @@ class Report:
     answering: bool
     prepared: int | None = None  # number of the proposal that it has ready
     failed: tuple[int, str] | None = None  # number of the proposal that it cannot make ready, and why
-    number: int = 0  # of the messages: sent again until they are taken
-    messages: tuple[Message, ...] = ()
+    number: int = 0  # of the newest message
+    messages: tuple[Message, ...] = ()  # all that are not known to be taken
     waiting: int = 0  # texts that wait for an answer
+
+    def after(self, number: int) -> tuple[Message, ...]:
+        """Give the messages that have higher numbers."""
+        return self.messages[max(0, len(self.messages) - self.number + number) :]
 
     def settled(self, proposal: int) -> bool:
         """Whether the replica has a proposal ready, or cannot make it ready."""
@@ -99,13 +101,10 @@ class Reply:
     """What a replica is to do; an empty reply means: report again."""
 
     known: bool = True  # False: it must say hello first
-    taken: int = 0  # number of the newest messages that the learner has
+    taken: int = 0  # number of the newest message that the learner has
     order: Order | None = None  # to follow now
     proposal: Proposal | None = None  # to make ready
     answer: bool | None = None  # True: begin to answer; False: answer nobody until told; None: as before
-
-
-# --- the learner's side -----------------------------------------------------------------------------------------------
 
 
 class Machine(Protocol):
@@ -130,7 +129,7 @@ class Member:
     here: bool = False  # whether it has said hello to this learner
     wanted: bool = False  # whether it should report at once
     reports: int = 0
-    number: int = 0  # of the newest messages that were taken
+    number: int = 0  # of the newest message that was taken
     asked: Future[Reply] = field(default_factory=Future, repr=False)
 
 
@@ -158,7 +157,7 @@ class Fleet:
         """Begin with the replicas that the store remembers: they may be answering."""
         try:
             names = [str(name) for name in json.loads(store.meta(KEY) or "[]")]
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError) as error:
             raise StateError(f"{store.folder} lists no replicas ({error}); restore it from a copy") from None
         self._store, now = store, self._clock()
         self._members = {name: Member(True, Report(name, None, True), now) for name in names}
@@ -176,7 +175,7 @@ class Fleet:
         with self._changed:
             return dict(self._members)
 
-    # --- called by replicas -------------------------------------------------------------------------------------------
+    # Called by replicas.
 
     def hello(self, hello: Hello) -> Order:
         """Take a replica in, or in again; give the order that it is to follow before it answers."""
@@ -199,17 +198,17 @@ class Fleet:
             self._changed.notify_all()
             return order
 
-    def ask(self, report: Report, take: Callable[[Report], None]) -> "Future[Reply]":
-        """Take a report (`take` gets it if its messages are new); the future holds what to do, once there is any."""
+    def ask(self, report: Report, take: Callable[[Message], None]) -> "Future[Reply]":
+        """Take a report (`take` gets its new messages); the future holds what to do, once there is any."""
         with self._changed:
             member = self._members.get(report.member)
             if member is None or not member.here:
                 done: Future[Reply] = Future()
                 done.set_result(Reply(known=False))
                 return done
-            if report.messages and report.number > member.number:
-                take(report)
-                member.number = report.number
+            for message in report.after(member.number):
+                take(message)
+            member.number = max(member.number, report.number)
             member.last, member.answering = report, member.answering or report.answering
             member.heard, member.reports, member.wanted = self._clock(), member.reports + 1, False
             member.asked.cancel()  # nobody waits any more for an answer to an earlier report
@@ -224,12 +223,12 @@ class Fleet:
             member = self._members.get(name)
             return Reply(known=False) if member is None or not member.here else Reply(taken=member.number)
 
-    def leave(self, report: Report, take: Callable[[Report], None]) -> None:
+    def leave(self, report: Report, take: Callable[[Message], None]) -> None:
         """Take the last report of a replica that no longer answers."""
         with self._changed:
             member = self._members.get(report.member)
-            if report.messages and (member is None or report.number > member.number):
-                take(report)
+            for message in report.after(0 if member is None else member.number):
+                take(message)
             if member is not None:
                 self._drop(report.member)
 
@@ -250,7 +249,7 @@ class Fleet:
         if not member.asked.done() and member.asked.set_running_or_notify_cancel():
             member.asked.set_result(replace(reply, taken=member.number))
 
-    # --- called by the learner ----------------------------------------------------------------------------------------
+    # Called by the learner.
 
     def spread(self, versions: tuple[int, ...], blends: FloatArray) -> None:
         """Have every replica make blends (G, K) ready: all that may be answering are, when this returns.
@@ -298,11 +297,8 @@ class Fleet:
             for name in had:
                 self._members[name].wanted = True
             self._answer_all()
-            ends = self._clock() + seconds
-            while self._clock() < ends and any(
-                name in self._members and self._members[name].reports <= count for name, count in had.items()
-            ):
-                self._wait(self._changed, LOOK)
+            members = self._members
+            self._in_time(lambda: all(n not in members or members[n].reports > k for n, k in had.items()), seconds)
 
     def look(self) -> None:
         """Forget replicas that are silent and dead."""
@@ -314,23 +310,29 @@ class Fleet:
 
     def _until(self, true: Callable[[Member], bool], *, seconds: float = PATIENCE, end: bool = True) -> None:
         """Wait until something is true of all that may be answering; `end` those of which it is not in time."""
+
+        def late() -> list[str]:
+            return [name for name, one in self._answering().items() if not true(one)]
+
+        if not self._in_time(lambda: not late(), seconds) and end:
+            for name in late():
+                self._end(name, f"it did not follow within {seconds:g} seconds")
+
+    def _in_time(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Wait until something is done, with an eye on who lives; whether it was in time."""
         ends = self._clock() + seconds
-        while late := [name for name, one in self._answering().items() if not true(one)]:
+        while not done():
             if self._clock() >= ends:
-                for name in late if end else ():
-                    self._end(name, f"it did not follow within {seconds:g} seconds")
-                return
+                return False
             self.look()
             self._wait(self._changed, LOOK)
+        return True
 
     def _end(self, name: str, why: str) -> None:
         """End a replica that cannot follow: it would go on answering with an old blend."""
         self._machine.end(name)
-        ends = self._clock() + SILENCE
-        while self._machine.alive(name):
-            if self._clock() >= ends:
-                raise ServiceError(f"replica {name} can neither follow nor be ended: {why}")
-            self._wait(self._changed, LOOK)
+        if not self._in_time(lambda: not self._machine.alive(name), SILENCE):
+            raise ServiceError(f"replica {name} can neither follow nor be ended: {why}")
         self._drop(name)
         self.on_lost(f"replica {name} was ended: {why}")
 

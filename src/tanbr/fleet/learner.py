@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.errors import InputError, StateError
+from tanbr.errors import StateError
 from tanbr.fleet.fleet import Fleet, Hello, Machine, Order, Reply, Report, Welcome
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
@@ -18,21 +18,6 @@ from tanbr.serve.records import Feedback, Receipt, ServiceState
 from tanbr.serve.service import Service
 
 GATHER = 3.0  # seconds that a label waits for the answer it is about
-CALLS = {"hello", "ask", "leave"}  # of replicas
-CALLS |= {
-    "state",
-    "slots",
-    "versions",
-    "tree",
-    "pin",
-    "unpin",
-    "rollback",
-    "end_slot",
-    "feedback",
-    "metrics",
-    "info",
-    "clients",
-}
 
 
 class FleetEngine(Engine):
@@ -61,9 +46,9 @@ class FleetEngine(Engine):
     def commit(self, *staged: Staged, slot: int | None = None, assignment: Assignment | None = None) -> Panel:
         """Let what was prepared answer everywhere; first here, where it may fail."""
         panel = super().commit(*staged, slot=slot, assignment=assignment)
-        models = panel.models
-        blends = np.array([one.blend for one in models])
-        self._fleet.commit(Order(models[0].slot, tuple(one.version for one in models), blends, panel.assignment))
+        blends = np.array([one.blend for one in panel.models])
+        versions = tuple(one.version for one in panel.models)
+        self._fleet.commit(Order(panel.models[0].slot, versions, blends, panel.assignment))
         return panel
 
 
@@ -105,28 +90,22 @@ class LearnerHost:
 
     def ask(self, report: Report) -> "Future[Reply]":
         """Take a report; the future holds what to do, once there is anything."""
-        return self.fleet.ask(report, self._take)
+        return self.fleet.ask(report, self.service.put)
 
     def leave(self, report: Report) -> None:
         """Take the last report of a replica."""
-        self.fleet.leave(report, self._take)
-
-    def _take(self, report: Report) -> None:
-        for message in report.messages:
-            self.service.put(message)
+        self.fleet.leave(report, self.service.put)
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Do what a replica, its client or its operator asks for."""
-        if method not in CALLS:
-            raise InputError(f"a learner has no {method!r}; it knows {', '.join(sorted(CALLS))}")
         found = getattr(self if hasattr(self, method) else self.service, method)
         return found(*arguments, **named) if callable(found) else found
 
     def feedback(self, items: list[Feedback], *, client: str = "") -> Receipt:
         """Take in rewards; they are on disk when this returns.
 
-        A reward needs nothing but its request's id. A label is scored by the answer: where no replica has reported that
-        one yet, all are asked to. An answer that is lost with its replica is unknown, and the client is told so.
+        A label is scored by the answer: where no replica has reported that yet, all are asked to. An answer that is
+        lost with its replica is unknown.
         """
         if self.service.awaits_answers(items):
             self.fleet.gather(GATHER)

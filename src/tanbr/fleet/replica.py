@@ -36,37 +36,33 @@ class LearnerGone(ServiceError):  # noqa: N818 - it will be back
 
 
 class ReportBox:
-    """What was answered and not yet reported: it is sent in lots, each again until it is taken. Thread-safe."""
+    """What was answered: every message has a number, and is reported until the learner has taken it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._fresh: deque[Message] = deque()
-        self._sent: tuple[Message, ...] = ()
-        self._number = 0
-        self._held = 0  # requests in both
+        self._messages: deque[Message] = deque()
+        self._number = 0  # of the newest
+        self._held = 0  # requests in all
 
     def put(self, message: Message) -> None:
         """Take a message; quick, never blocks."""
         with self._lock:
-            self._fresh.append(message)
+            self._messages.append(message)
+            self._number += 1
             self._held += _requests(message)
-            while self._held > KEPT and len(self._fresh) > 1:
-                self._held -= _requests(self._fresh.popleft())
+            while self._held > KEPT and len(self._messages) > 1:
+                self._held -= _requests(self._messages.popleft())
 
-    def lot(self) -> tuple[int, tuple[Message, ...]]:
-        """Give the lot that is under way, or if that was taken the next one, with its number."""
+    def untaken(self) -> tuple[int, tuple[Message, ...]]:
+        """Give the newest message's number, and all that are not taken."""
         with self._lock:
-            if not self._sent and self._fresh:
-                self._sent, self._number = tuple(self._fresh), self._number + 1
-                self._fresh.clear()
-            return self._number, self._sent
+            return self._number, tuple(self._messages)
 
     def taken(self, number: int) -> None:
-        """Forget the lot if the learner has it."""
+        """Forget the messages up to a number: the learner has them."""
         with self._lock:
-            if number >= self._number:
-                self._held -= sum(map(_requests, self._sent))
-                self._sent = ()
+            while self._messages and self._number - len(self._messages) < number:
+                self._held -= _requests(self._messages.popleft())
 
 
 def _requests(message: Message) -> int:
@@ -111,13 +107,10 @@ class Link:
         self.answering = False
         if self._thread.ident is not None:
             self._thread.join(timeout)
-        for _ in range(2):  # the lot that was under way, and what came since
-            try:
-                number, _ = self._box.lot()
-                self._learner("leave", self._report())
-                self._box.taken(number)
-            except TanbrError:
-                return False
+        try:
+            self._learner("leave", self._report())
+        except TanbrError:
+            return False
         return not self._thread.is_alive()
 
     def step(self) -> None:
@@ -173,7 +166,7 @@ class Link:
         self._engine.discard()
 
     def _report(self) -> Report:
-        number, messages = self._box.lot()
+        number, messages = self._box.untaken()
         return Report(
             self._member,
             self.at,

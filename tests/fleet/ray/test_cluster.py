@@ -1,18 +1,16 @@
 """Two replicas and a learner on a real Ray, the embedded model, and parts that are killed under load."""
 
-import json
 import shutil
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from serve.serving import TEXTS
@@ -42,16 +40,12 @@ class Client:
     url = f"http://127.0.0.1:{PORT}"
 
     def once(self, path: str, body: Any = None, *, post: bool = True) -> tuple[int, Any]:
-        headers = {"content-type": "application/json", "authorization": f"Bearer {ADMIN}"}
-        data = (b"" if body is None else json.dumps(body).encode()) if post else None
-        request = urllib.request.Request(f"{self.url}{path}", data=data, headers=headers)
+        headers = {"authorization": f"Bearer {ADMIN}"}
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                return answer.status, json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-        except (urllib.error.URLError, OSError) as error:
+            answer = httpx2.request("POST" if post else "GET", self.url + path, json=body, headers=headers, timeout=120)
+        except httpx2.TransportError as error:
             return 0, str(error)
+        return answer.status_code, answer.json() if answer.is_success else answer.text
 
     def __call__(self, path: str, body: Any = None, *, post: bool = True) -> Any:
         ends = time.monotonic() + 120

@@ -40,20 +40,13 @@ def test_tokens_open_what_they_should() -> None:
             assert operator.post("/v1/classify", json=ONE).status_code == 200
 
 
-def test_administration_without_a_token_is_off() -> None:
-    with live(FakeService(), tokens=Tokens()) as url, client(url, "x" * 40) as http:
-        answer = http.post("/v1/admin/slot")
-        assert answer.status_code == 403
-        assert refusal(answer).startswith("administration is off")
-        assert http.post("/v1/classify", json=ONE).status_code == 200
-
-
 @pytest.mark.parametrize("root_path", ["", "/tanbr", "/v1"])
 def test_a_root_path_opens_nothing_and_closes_nothing(root_path: str) -> None:
     service = FakeService()
     with live(service, tokens=Tokens(), root_path=root_path) as url, client(url) as http:
         for name in ("unpin", "rollback", "slot", "pin"):
-            assert http.post(f"/v1/admin/{name}").status_code == 403
+            answer = http.post(f"/v1/admin/{name}")
+            assert (answer.status_code, refusal(answer)[:21]) == (403, "administration is off")
         assert service.calls == []
     with live(service, tokens=BOTH, root_path=root_path, rate=0.001, burst=1) as url, client(url) as http:
         for _ in range(3):
@@ -124,12 +117,9 @@ def test_a_list_gives_each_client_a_name_which_logs_and_trust_show(tmp_path: Pat
     [
         ('name = "shop"', "", "client.0.name: Field required; write"),
         ('name = "shop"', 'name = "a shop\\n"', "client.0.name: "),
-        ('name = "shop"', 'name = "desk"', "two clients have the same name"),
         (TOKEN, ADMIN_TOKEN, "two clients have the same token"),
         (TOKEN, "short", "tokens.toml, shop must hold at least 16"),
-        ("true", '"yes"', "client.1.admin: Input should be a valid boolean"),
         ("admin = true", "root = true", "client.1.root: Extra inputs"),
-        (LIST, "", "client: Field required"),
         (LIST, TOKEN, "is not TOML"),
     ],
 )

@@ -1,4 +1,3 @@
-import json
 from typing import Any
 
 import httpx2
@@ -9,7 +8,6 @@ from serve.web.fake import COLUMNS, LONGEST, FakeService
 from serve.web.live import client, live, refusal
 from tanbr.serve.web import refusals
 from tanbr.serve.web.bodies import MOST_KEYS
-from tanbr.serve.web.entrance import holds_at_most
 
 JSON = {"content-type": "application/json"}
 MEGABYTE = 1 << 20
@@ -51,15 +49,9 @@ def test_labels_restrict_the_answer(http: httpx2.Client) -> None:
     [
         (b"", 422, "the body is missing"),
         (b"5", 422, "the body must be an object"),
-        (b"{}", 422, "inputs is missing"),
         (b'{"inputs": []}', 422, "inputs must have at least 1 item, not 0"),
-        (b'{"inputs": "a"}', 422, "inputs must be a valid list"),
-        (b'{"inputs": [5]}', 422, "inputs[0] must be a text, or a pair of texts in a list"),
-        (b'{"inputs": [""]}', 422, "inputs[0] must have at least 1 character"),
-        (b'{"inputs": [["a"]]}', 422, "inputs[0] must have at least 2 items, not 1"),
         (b'{"inputs": [["a", 1]]}', 422, "inputs[0][1] must be a valid string"),
         (b'{"inputs": ["a"], "colour": 1}', 422, "colour is not known here"),
-        (b'{"inputs": ["a"], "labels": []}', 422, "labels must have at least 1 item, not 0"),
         (b'{"inputs": ["a"], "labels": ["likeness"]}', 422, "labels[0] must be 'bad', 'good' or 'sport'"),
         (b'{"inputs": ["a"], "task": "gossip"}', 422, "task must be 'mood', 'topic' or 'likeness'"),
         (
@@ -73,9 +65,7 @@ def test_labels_restrict_the_answer(http: httpx2.Client) -> None:
             "inputs[1] must have at most 100 characters; the server's [http] text_chars allows more",
         ),
         (b'{"inputs": ["\\ud800"]}', 422, "inputs[0] must be a valid string, unable to parse raw data"),
-        (b'{"inputs": [NaN]}', 422, "inputs[0] must be a text, or a pair of texts in a list"),
         (b'{"inputs": %s}' % (b"9" * 4000), 422, "inputs must be a valid list"),
-        (b"[" * 40 + b"]" * 40, 422, "the body must be an object"),
         (b"[" * 4000, 400, "the body is not UTF-8, is nested too deeply, or has a number with too many digits"),
         (b'{"inputs": ["a"]', 400, "the body is not JSON: Expecting ',' delimiter at character 16"),
         (b'{"inputs": ["\xff"]}', 400, "the body is not UTF-8"),
@@ -121,19 +111,3 @@ def test_the_largest_bodies_at_the_default_limits(monkeypatch: pytest.MonkeyPatc
         for large in LARGE.values():
             answer = http.post("/v1/classify", content=large, headers=JSON)
             assert (answer.status_code, refusal(answer)[:24]) == (413, "the body holds more than")
-
-
-@pytest.mark.parametrize(
-    ("body", "values"),
-    [
-        (b"5", 0),
-        (b"[]", 1),
-        (b'["a,b", "[{"]', 2),
-        (b'["\\\\", "\\""]', 2),  # a backslash ends the first text, a quote is in the second
-        (b'{"a": [1, 2], "b": {}}', 5),
-    ],
-)
-def test_values_are_counted_outside_of_texts(body: bytes, values: int) -> None:
-    json.loads(body)
-    assert holds_at_most(values, body)
-    assert values == 0 or not holds_at_most(values - 1, body)

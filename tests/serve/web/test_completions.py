@@ -88,20 +88,13 @@ def test_what_is_said_of_the_writing_reaches_the_service(ai: openai.OpenAI, serv
     [
         ({"n": 2, "prompt": ["a", "b"]}, f"n must be at most 1, for 3 answers (got 2){allows('inputs')}"),
         ({"n": 4}, f"n must be less than or equal to 3{allows('inputs')}"),
-        ({"n": 0}, "n must be greater than or equal to 1"),
         ({"max_tokens": 17}, "max_tokens must be 1..16 (got 17); the server's [serve] max_tokens allows more"),
-        ({"temperature": -1}, "temperature must be greater than or equal to 0"),
         ({"temperature": 2.5}, "temperature must be less than or equal to 2"),
-        ({"top_p": 1.1}, "top_p must be less than or equal to 1"),
         ({"seed": 1.5}, "seed must be a valid integer"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop must have at most 4 items, not 5"),
-        ({"stop": ["a", ""]}, "stop[1] must have at least 1 character"),
         ({"stop": "x" * 257}, "stop must have at most 256 characters"),
-        ({"stop": 5}, "stop must be a text, or texts in a list"),
         ({"prompt": [1, 2]}, "prompt[0] must be a valid string"),
         ({"prompt": ["a"] * 4}, f"prompt must have at most 3 items, not 4{allows('inputs')}"),
-        ({"prompt": "a" * 51}, f"prompt must have at most 50 characters{allows('text_chars')}"),
-        ({"task": "gossip"}, "task must be 'mood', 'topic' or 'likeness'"),
     ],
 )
 def test_a_completion_with_a_wrong_value_is_refused(
@@ -167,11 +160,8 @@ def test_openais_messages_reach_the_template_as_it_expects_them(ai: openai.OpenA
 @pytest.mark.parametrize(
     ("messages", "status", "says"),
     [
-        ([], 422, "messages"),
-        ([{"role": "judge", "content": "a"}], 422, "role"),
         ([{"role": "user", "content": ["a"]}], 422, r"messages\[0\].content\[0\] must be an object"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}], 422, "type must be 'text'"),
-        ([{"role": "user", "content": 5}], 422, "content must be a text, or a list of text parts"),
         ([{"role": "assistant"}], 422, r"messages\[0\] must have content"),
         ([{"role": "assistant", "content": "refuse"}], 400, "chat template refuses"),
         ([{"role": "user", "content": "a" * 51}], 422, "at most 50 characters; the server's .http. text_chars"),

@@ -80,16 +80,30 @@ def test_the_page_shows_the_server(opened: Open, width: int, scheme: str) -> Non
 
 
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
-def test_the_page_shows_which_model_serves_what(opened: Open, width: int) -> None:
+def test_which_model_serves_what_and_what_the_self_check_found_are_tables(opened: Open, width: int) -> None:
     service = FakeService()
     service.models = 2
-    with live(service) as url, opened(url, width=width) as page:
+    ways = [
+        {"method": "average", "models": 1, "rewards": [0.4, 0.6, 0.2], "bytes": 91_000_000},
+        {"method": "regression", "models": 2, "rewards": [0.8, 0.72, 0.81], "bytes": 182_000_000},
+    ]
+    check = {"tasks": TASKS, "rows": 192, "alone": [0.8, 0.8, 0.8], "alone_bytes": 273_000_000, "ways": ways}
+    check |= {"taken": {"method": "regression", "models": 2}, "advice": "give --memory for more models"}
+    with live(service) as url, opened(url, width=width, scheme="dark", more={"check": check}) as page:
         expect(page.locator("#version")).to_have_text("3, 2")
         rows = page.locator("#panel tbody tr")
         expect(rows).to_have_count(2)
         expect(rows.first).to_contain_text("mood likeness")
         expect(rows.last).to_contain_text("50% (50% expected)")
         expect(page.locator("#versions tr.served")).to_have_count(2)
+        rows = page.locator("#check tbody tr")
+        expect(rows).to_have_text([
+            "experts alone, told the task273 MB0.800100%",
+            "one model, average91 MB0.40050%likeness 0.200",
+            "2 models, regression · taken182 MB0.77797%topic 0.720",
+        ])  # fmt: skip
+        expect(page.locator("#advice")).to_have_text("give --memory for more models")
+        expect(page.locator("#check-more")).to_contain_text("192 rows")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
@@ -120,26 +134,6 @@ def test_a_new_panel_shows_its_only_slot_and_from_how_many_experts_it_saves_memo
         expect(page.locator("#memory")).to_have_text("273 MB")
         expect(page.locator("#mix path.area").first).to_be_visible()  # it has an extent
         expect(page.locator("#memory-more")).to_have_text("+ 91 MB spare; un‑merged 364 MB; saves from 5 experts on")
-
-
-@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
-def test_the_self_check_is_a_table(opened: Open, width: int) -> None:
-    ways = [
-        {"method": "average", "models": 1, "rewards": [0.4, 0.6, 0.2], "bytes": 91_000_000},
-        {"method": "regression", "models": 2, "rewards": [0.8, 0.72, 0.81], "bytes": 182_000_000},
-    ]
-    check = {"tasks": TASKS, "rows": 192, "alone": [0.8, 0.8, 0.8], "alone_bytes": 273_000_000, "ways": ways}
-    check |= {"taken": {"method": "regression", "models": 2}, "advice": "give --memory for more models"}
-    with live(FakeService()) as url, opened(url, width=width, scheme="dark", more={"check": check}) as page:
-        rows = page.locator("#check tbody tr")
-        expect(rows).to_have_text([
-            "experts alone, told the task273 MB0.800100%",
-            "one model, average91 MB0.40050%likeness 0.200",
-            "2 models, regression · taken182 MB0.77797%topic 0.720",
-        ])  # fmt: skip
-        expect(page.locator("#advice")).to_have_text("give --memory for more models")
-        expect(page.locator("#check-more")).to_contain_text("192 rows")
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])

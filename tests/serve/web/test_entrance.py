@@ -9,7 +9,7 @@ import pytest
 from serve.web.fake import FakeService
 from serve.web.live import client, live, refusal
 from tanbr.serve.web import entrance
-from tanbr.serve.web.entrance import REFUSED_BURST, REMEMBERED, RateLimit, client_of
+from tanbr.serve.web.entrance import REFUSED_BURST
 from tanbr.serve.web.refusals import allows
 
 ONE = {"inputs": ["a"]}
@@ -110,21 +110,3 @@ def test_a_page_elsewhere_cannot_pretend_to_be_this_server() -> None:
             not in http.get("/v1/state", headers={"origin": "https://evil.example"}).headers
         )
         assert "frame-ancestors 'none'" in http.get("/").headers["content-security-policy"]
-
-
-def test_the_rate_is_each_clients_own_and_memory_is_bounded() -> None:
-    limit = RateLimit(2.0, 1)
-    assert limit.wait("a", 0.0) == 0
-    assert limit.wait("a", 0.1) == pytest.approx(0.4)
-    assert limit.wait("b", 0.1) == 0
-    assert limit.wait("a", 0.6) == 0
-    for n in range(2 * REMEMBERED):
-        limit.wait(str(n), 1.0)
-    assert len(limit.buckets) == REMEMBERED
-
-
-def test_an_ipv6_client_is_its_network_and_an_ipv4_client_its_address_on_any_socket() -> None:
-    assert client_of("::ffff:10.1.2.3") == client_of("10.1.2.3") == "10.1.2.3"
-    assert client_of("2001:db8::1") == client_of("2001:db8::ffff") == "2001:db8::/64"
-    assert client_of("2001:db8:0:1::1") == "2001:db8:0:1::/64"
-    assert (client_of("fe80::1%eth0"), client_of("local")) == ("fe80::/64", "local")

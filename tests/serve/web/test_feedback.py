@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from serve.serving import Ledger
 from serve.serving import service as real_service
 from serve.web.fake import FakeService
-from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live, refusal, wait_for
+from serve.web.live import BOTH, TOKEN, client, live, refusal, wait_for
 from tanbr.loop.config import RewardConfig
 from tanbr.loop.rewards import Given, Tally, Trust, credited
 from tanbr.serve.records import Feedback
@@ -52,18 +52,13 @@ def test_tensorzeros_names_mean_the_same_in_a_list_or_alone(http: httpx2.Client,
         ('{"inference_id": "r", "request_id": "r", "reward": 1}', ".inference_id"),
         ('{"inference_id": "r"}', " must have a reward, or a task and a label"),
         ('{"request_id": "r", "reward": 1.01}', ".reward must be less than or equal to 1"),
-        ('{"request_id": "r", "reward": -0.1}', ".reward must be greater than or equal to 0"),
-        ('{"request_id": "r", "reward": "1"}', ".reward must be a valid number"),
         ('{"request_id": "r", "reward": true}', ".reward must be a valid number"),
-        ('{"request_id": "r", "reward": 1e999}', ".reward must be a finite number"),
         ('{"request_id": "r", "reward": NaN}', ".reward must be a finite number"),
         ('{"request_id": "r", "label": NaN, "task": "likeness"}', ".label"),
-        ('{"request_id": "r"}', " must have a reward, or a task and a label"),
         ('{"reward": 1}', ".request_id is missing"),
         ('{"request_id": "r", "label": "good"}', " must have a reward, or a task and a label"),
         ('{"request_id": "r", "reward": 1, "label": "good", "task": "mood"}', " must have a reward, or a task and"),
         ('{"request_id": "r", "reward": 1, "task": "gossip"}', ".task must be 'mood', 'topic' or 'likeness'"),
-        ('["r", 1]', " must be an object"),
     ],
 )
 def test_feedback_that_means_nothing_is_refused(http: httpx2.Client, item: str, says: str) -> None:
@@ -71,19 +66,6 @@ def test_feedback_that_means_nothing_is_refused(http: httpx2.Client, item: str, 
     answer = http.post("/v1/feedback", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422
     assert refusal(answer).startswith(f"feedback[0]{says}")
-
-
-def test_feedback_comes_with_an_opaque_key_of_its_client() -> None:
-    service = FakeService()
-    with live(service, tokens=BOTH, proxies=("127.0.0.1",)) as url, client(url, TOKEN) as http:
-        asked = [("10.0.0.1", TOKEN)] * 2 + [("10.0.0.2", TOKEN), ("10.0.0.1", ADMIN_TOKEN)]
-        for address, token in asked:
-            headers = {"x-forwarded-for": address, "authorization": f"Bearer {token}"}
-            assert http.post("/v1/feedback", json=ITEM, headers=headers).status_code == 200
-    first, again, elsewhere, operator = service.given_by
-    assert first == again
-    assert len({first, elsewhere, operator}) == 3
-    assert all(len(key) == 16 and "10.0" not in key and TOKEN not in key for key in service.given_by)
 
 
 HEADERS = ["", "?", "Bearer", "x"] + [f"{scheme} {n}" for scheme in ("bEaReR", "Basic", "Bearer") for n in range(20)]
@@ -117,6 +99,7 @@ def test_one_address_is_one_client_whatever_it_writes_into_its_header(tokens: To
             say(f"192.0.2.{number}", shown[0])
     keys = service.given_by
     assert len(set(keys)) == 9
+    assert all(len(key) == 16 and "192.0" not in key and TOKEN not in key for key in keys)  # opaque
     rows = [Given(0, 0, 0, "feedback", 0, float(number >= 64), None, key) for number, key in enumerate(keys)]
     for trust, least in ((Trust(), 0.8), (Trust().learned(rows, np.ones(1)), 0.999)):  # its share, 0.2; then found out
         (tally,) = credited([Tally(1)], rows, np.ones(1), trust)

@@ -1,6 +1,5 @@
 """Requests drawn from the server's own document, by schemathesis and by benchmarks/hostile.py."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -9,14 +8,9 @@ import pytest
 from serve.web.fake import COLUMNS, TASKS, FakeService
 from serve.web.live import ADMIN_TOKEN, BOTH, TOKEN, client, live
 
-_FOLDER = Path(__file__).parents[3] / "benchmarks"
-sys.path.append(str(_FOLDER))  # for the package `serving` beside it
-_SPEC = importlib.util.spec_from_file_location("tanbr_benchmarks_hostile", _FOLDER / "hostile.py")
-assert _SPEC
-assert _SPEC.loader
-hostile = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = hostile
-_SPEC.loader.exec_module(hostile)
+with pytest.MonkeyPatch.context() as _patched:  # a file there hides tests/'s folder of its name
+    _patched.setattr("sys.path", [*sys.path, str(Path(__file__).parents[3] / "benchmarks")])
+    import hostile
 
 
 def test_every_hostile_request_is_refused_with_a_sentence() -> None:

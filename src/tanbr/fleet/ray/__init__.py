@@ -9,6 +9,6 @@ except ImportError:  # pragma: no cover - where ray is installed
     raise ConfigError('serving on Ray needs Ray Serve: pip install "tanbr[ray]"') from None
 
 from tanbr.fleet.ray.cluster import app, run
-from tanbr.fleet.ray.config import ClusterConfig
+from tanbr.fleet.ray.learner import ClusterConfig
 
 __all__ = ["ClusterConfig", "app", "ray", "ray_serve", "run"]

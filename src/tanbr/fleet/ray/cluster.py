@@ -4,9 +4,7 @@ import contextlib
 import ipaddress
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -14,8 +12,7 @@ from ray import serve
 from ray.exceptions import RayError
 
 from tanbr.errors import ConfigError
-from tanbr.fleet.ray.config import ClusterConfig
-from tanbr.fleet.ray.learner import RayLearner, end_learner, found_learner, get
+from tanbr.fleet.ray.learner import ClusterConfig, RayLearner, again, end_learner, found_learner, get
 from tanbr.fleet.replica import ReplicaService
 from tanbr.serve.build import opened, with_base
 from tanbr.serve.config import usable_cores
@@ -46,15 +43,10 @@ class Replica:
             method=method,
         )
         member = str(ray.get_runtime_context().get_actor_name())
-        learner, ends = RayLearner(config), time.monotonic() + JOIN
-        while True:
-            try:
-                self._service = ReplicaService(moe, learner, member=member, cpus=config.cpus)
-                return
-            except ServiceError:
-                if time.monotonic() > ends:
-                    raise
-                time.sleep(0.2)
+        learner = RayLearner(config)
+        self._service = again(
+            lambda: ReplicaService(moe, learner, member=member, cpus=config.cpus), ServiceError, seconds=JOIN
+        )
 
     def __serve_build_asgi_app__(self) -> Any:
         """Make the HTTP application; Ray Serve starts and stops it."""
@@ -100,21 +92,16 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-@contextmanager
-def connected(address: str | None, *, cpus: int) -> Iterator[bool]:
+def _joined(address: str | None, *, cpus: int) -> bool:
     """Join the cluster at an address, or one that is found, or else start one here; whether it is our own."""
-    own = False
     try:
         ray.init(address=address or "auto", log_to_driver=True, ignore_reinit_error=True)
     except (ConnectionError, RuntimeError, ValueError) as error:
         if address is not None:
             raise ConfigError(f"there is no Ray cluster at {address}: {error}") from None
-        own = True
         ray.init(address="local", num_cpus=max(cpus, usable_cores()), include_dashboard=False, log_to_driver=True)
-    try:
-        yield own
-    finally:
-        ray.shutdown()
+        return True
+    return False
 
 
 def run(
@@ -127,19 +114,20 @@ def run(
     """Serve until `stop` is set, then finish what was accepted and save; whether all was saved."""
     http = config.http
     config = config.model_copy(update={"state": config.state.absolute()})
-    with connected(address, cpus=config.replicas * config.cpus) as own:
+    with contextlib.ExitStack() as leaving:
+        own = _joined(address, cpus=config.replicas * config.cpus)
+        leaving.callback(ray.shutdown)
+        if own:
+            leaving.callback(serve.shutdown)
         try:
             learner = found_learner(config)
             info, now = (get(learner.call.remote(name), seconds=START) for name in ("info", "state"))
             serve.start(http_options={"host": http.host, "port": http.port})
             serve.run(app(config), name=config.name, route_prefix="/")
             ready(f"http://{http.host}:{http.port}", info, now)
-            while not stop.wait(1.0):
-                pass
+            stop.wait()
         finally:
             with contextlib.suppress(RayError, KeyError):
                 serve.delete(config.name)
             saved = end_learner(config, seconds=float(http.stop_seconds))
-            if own:
-                serve.shutdown()
     return saved

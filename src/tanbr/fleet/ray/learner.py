@@ -1,4 +1,4 @@
-"""The learner as an actor of Ray, which starts it again when it dies: it goes on from its store."""
+"""The learner as an actor of Ray, which starts it again when it dies: it goes on from its store; and its settings."""
 
 import asyncio
 import contextlib
@@ -6,22 +6,26 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
+from pydantic import Field
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from tanbr.errors import StateError, TanbrError
 from tanbr.fleet.learner import LearnerHost
-from tanbr.fleet.ray.config import ClusterConfig
 from tanbr.fleet.replica import LearnerGone
+from tanbr.monitor.config import MonitorConfig
+from tanbr.router.config import RouterConfig
 from tanbr.serve.build import build
-from tanbr.serve.config import StartConfig
+from tanbr.serve.config import ServeConfig, StartConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.service import Service
 from tanbr.serve.web import logs
+from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
 
+Result = TypeVar("Result")
 NAMESPACE, SERVE_NAMESPACE = "tanbr", "serve"  # of the learner; in which Ray Serve keeps its replicas
 POLL = 1.0  # seconds after which a replica that asks is answered even if there is nothing to do
 UNLOCKED = 10.0  # seconds in which a learner that was killed must have let go of its folder
@@ -31,6 +35,29 @@ REPEATABLE = ("feedback", "state", "slots", "versions", "tree", "clients", "metr
 LOOK = 2.0  # seconds between two looks at which replicas live
 LINGER = 60.0  # seconds without any replica after which the learner saves and ends: a rolling restart takes less
 THREADS = 32  # that wait for the disk, and for merges
+
+
+class ClusterConfig(StartConfig):
+    """What is served on a Ray cluster, and by how many. Files are at the same place on every machine."""
+
+    name: str = Field(default="tanbr", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Name of the application; its learner is called so, too."""
+    replicas: int = Field(default=2, ge=1, le=10_000)
+    """Replicas that answer."""
+    cpus: int = Field(default=1, ge=1)
+    """Cores of a replica: it answers as many batches at once."""
+    learner_node: str = "__internal_head__"
+    """Address of the machine that the learner runs on, where its state is; the cluster's head if not given."""
+    check: bool = False
+    """No self-check: a replica opens the checkpoint by itself, and would not merge by the method that one chose."""
+    serve: ServeConfig = Field(default_factory=ServeConfig)
+    """How the model is served."""
+    http: HttpConfig = Field(default_factory=HttpConfig)
+    """What a client may ask."""
+    router: RouterConfig | None = None
+    """The router's settings."""
+    monitor: MonitorConfig | None = None
+    """The monitor's settings."""
 
 
 class RayMachine:
@@ -123,16 +150,24 @@ def _open_host(config: ClusterConfig) -> LearnerHost:
             make_engine=make_engine,
         )
 
-    ends = time.monotonic() + UNLOCKED
+    def opened() -> LearnerHost:
+        return LearnerHost(make, RayMachine(), metrics=metrics.text)
+
+    host = again(opened, StateError, seconds=UNLOCKED, says="in use by another server")
+    metrics.follow(host.state, host.service.info)
+    return host
+
+
+def again(work: Callable[[], Result], passing: type[TanbrError], *, seconds: float, says: str = "") -> Result:
+    """Do something, for so many seconds again and again, as long as it fails in a `passing` way that `says` this."""
+    ends = time.monotonic() + seconds
     while True:
         try:
-            host = LearnerHost(make, RayMachine(), metrics=metrics.text)
-            metrics.follow(host.state, host.service.info)
-            return host
-        except StateError as error:
-            if "in use by another server" not in str(error) or time.monotonic() > ends:
+            return work()
+        except passing as error:
+            if says not in str(error) or time.monotonic() > ends:
                 raise
-            time.sleep(0.5)
+            time.sleep(0.2)
 
 
 def name_of(config: ClusterConfig) -> str:
@@ -178,16 +213,16 @@ class RayLearner:
 
     def __call__(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Have the learner do something; while it is started again, calls that may be made twice wait for it."""
-        ends = time.monotonic() + AGAIN
         seconds = 10 * POLL if method in ("ask", "leave") else CALL
-        while True:
+
+        def call() -> Any:
             try:
                 return get(self._actor.call.remote(method, *arguments, **named), seconds=seconds)
             except (RayActorError, GetTimeoutError) as error:
-                if method not in REPEATABLE or time.monotonic() > ends:
-                    name = type(error).__name__
-                    raise LearnerGone(f"the learner does not answer ({name}); it is started again") from None
-                time.sleep(0.2)
+                says = f"the learner does not answer ({type(error).__name__}); it is started again"
+                raise LearnerGone(says) from None
+
+        return again(call, LearnerGone, seconds=AGAIN if method in REPEATABLE else 0.0)
 
 
 def get(answer: Any, *, seconds: float) -> Any:

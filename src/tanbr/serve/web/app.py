@@ -13,23 +13,15 @@ from starlette.types import ASGIApp
 
 from tanbr.serve.records import ServiceInfo
 from tanbr.serve.web import logs
-from tanbr.serve.web.auth import ADMIN, ADMIN_TOKEN, OPEN, TOKEN, Tokens
-from tanbr.serve.web.classify import add_classify
+from tanbr.serve.web.auth import ADMIN, OPEN, Tokens
+from tanbr.serve.web.classify import add_classify, add_embeddings
 from tanbr.serve.web.completions import add_completions
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.embeddings import add_embeddings
 from tanbr.serve.web.entrance import Entrance
 from tanbr.serve.web.metrics import ANSWERS, ROUTES, Metrics
 from tanbr.serve.web.refusals import ErrorResponse, Refusal, refuse_with_sentences
 from tanbr.serve.web.relay import add_relay
-from tanbr.serve.web.routes import (
-    MOST_FEEDBACK,
-    add_feedback,
-    add_models,
-    add_steering,
-    add_supervision,
-    add_watching,
-)
+from tanbr.serve.web.routes import MOST_FEEDBACK, add_feedback, add_models, add_steering, add_supervision, add_watching
 from tanbr.serve.web.service_api import ServiceApi
 
 VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice
@@ -117,8 +109,7 @@ def describe_tokens(app: FastAPI, tokens: Tokens) -> None:
     def document() -> dict[str, Any]:
         made = FastAPI.openapi(app)  # the same one each time
         made["components"]["securitySchemes"] = {
-            name: {"type": "http", "scheme": "bearer", "description": f"The server's {variable}, or one of its list."}
-            for name, variable in (("token", TOKEN), ("admin", ADMIN_TOKEN))
+            key: {"type": "http", "scheme": "bearer"} for key in ("token", "admin")
         }
         for path, operations in made["paths"].items():
             for operation in operations.values():

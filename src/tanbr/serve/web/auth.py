@@ -1,7 +1,6 @@
 """Bearer tokens: where they come from, whose they are, and what each opens."""
 
 import hashlib
-import hmac
 import logging
 import stat
 import tomllib
@@ -41,18 +40,17 @@ class TokenList(Section):
 
 @dataclass(frozen=True)
 class Token:
-    """What a client may show; only the digest is kept, and it never appears in a traceback or a log."""
+    """What is known of a token that a client may show."""
 
-    digest: bytes = field(repr=False)
     name: str = ""  # of its client, if there is a list
     admin: bool = False  # whether it opens ADMIN, too
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """All tokens that open something."""
+    """All tokens that open something, by their digests: the words themselves are in no traceback and no log."""
 
-    known: tuple[Token, ...] = ()
+    known: Mapping[bytes, Token] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(
@@ -65,24 +63,22 @@ class Tokens:
             known = _listed(token_file)
         else:
             known = _token(environment, TOKEN, token_file)
-        return cls(known + _token(environment, ADMIN_TOKEN, admin_token_file, admin=True))
+        return cls(known | _token(environment, ADMIN_TOKEN, admin_token_file, admin=True))
 
     @property
     def closed(self) -> bool:
         """Whether all must show a token; otherwise only those who administer."""
-        return any(token.name or not token.admin for token in self.known)
+        return any(token.name or not token.admin for token in self.known.values())
 
     @property
     def administered(self) -> bool:
         """Whether there is a token that opens ADMIN."""
-        return any(token.admin for token in self.known)
+        return any(token.admin for token in self.known.values())
 
     def shown(self, authorization: str | None) -> Token | None:
         """Say which token an Authorization header shows; nothing else in the header makes a difference."""
         scheme, _, word = (authorization or "").partition(" ")
-        digest = _digest(word.strip()) if scheme.lower() == "bearer" else b""
-        found = [token for token in self.known if hmac.compare_digest(digest, token.digest)]
-        return found[-1] if found else None
+        return self.known.get(_digest(word.strip())) if scheme.lower() == "bearer" else None
 
     def check(self, route: str, authorization: str | None) -> Token | None:
         """Give the token that a request for a route, by its declared path ("" for none), shows; refuse if it must."""
@@ -100,7 +96,7 @@ class Tokens:
         return token
 
 
-def _listed(file: Path) -> tuple[Token, ...]:
+def _listed(file: Path) -> dict[bytes, Token]:
     """Read a list of clients; nothing of a list that is wrong is repeated, because it holds secrets."""
     try:
         rows = TokenList.model_validate(tomllib.loads(_text(file))).client
@@ -114,13 +110,12 @@ def _listed(file: Path) -> tuple[Token, ...]:
     for what in ("name", "token"):
         if len({getattr(row, what) for row in rows}) < len(rows):
             raise ConfigError(f"{file}: two clients have the same {what}; give each its own")
-    return tuple(Token(_checked(row.token, f"{file}, {row.name}"), row.name, row.admin) for row in rows)
+    return {_checked(row.token, f"{file}, {row.name}"): Token(row.name, row.admin) for row in rows}
 
 
-def _token(environment: Mapping[str, str], name: str, file: Path | None, *, admin: bool = False) -> tuple[Token, ...]:
-    if file is not None:
-        return (Token(_checked(_text(file).strip(), str(file)), admin=admin),)
-    return (Token(_checked(environment[name], name), admin=admin),) if name in environment else ()
+def _token(environment: Mapping[str, str], name: str, file: Path | None, *, admin: bool = False) -> dict[bytes, Token]:
+    word = environment.get(name) if file is None else _text(file).strip()
+    return {} if word is None else {_checked(word, str(file or name)): Token(admin=admin)}
 
 
 def _text(file: Path) -> str:

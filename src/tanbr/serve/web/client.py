@@ -34,15 +34,13 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self._http.close()
 
-    def classify(self, texts: Sequence[Text], *, labels: Sequence[str] | None = None) -> dict[str, Any]:
+    def classify(self, texts: Sequence[Text]) -> dict[str, Any]:
         """Classify texts, or pairs of texts."""
-        body: dict[str, Any] = {"inputs": list(texts)}
-        return self._ask("POST", "/v1/classify", body if labels is None else body | {"labels": list(labels)})
+        return self._ask("POST", "/v1/classify", {"inputs": list(texts)})
 
-    def complete(self, prompts: Sequence[str], *, model: str, max_tokens: int | None = None) -> dict[str, Any]:
+    def complete(self, prompts: Sequence[str], *, model: str) -> dict[str, Any]:
         """Have an answer written to each prompt."""
-        body = {"model": model, "prompt": list(prompts), "max_tokens": max_tokens}
-        return self._ask("POST", "/v1/completions", body)
+        return self._ask("POST", "/v1/completions", {"model": model, "prompt": list(prompts)})
 
     def feedback(self, items: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         """Send feedback, however much; how many were accepted, repeated, unknown."""

@@ -2,17 +2,13 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
-from pydantic import ConfigDict, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 from pydantic_core import PydanticCustomError, from_json, to_json
-from starlette.types import Receive
 
 from tanbr.errors import CheckpointError, InputError
 from tanbr.serve.records import Generated
@@ -20,8 +16,8 @@ from tanbr.serve.sampling import WritingOptions
 from tanbr.serve.web.bodies import Sent, one_of, text_or_list
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import LatencyHistory
-from tanbr.serve.web.refusals import Refusal, allows, refusal_of, shortened
-from tanbr.serve.web.service_api import Pieces, ServiceApi, settled
+from tanbr.serve.web.refusals import Refusal, allows, shortened
+from tanbr.serve.web.service_api import ServiceApi, Stream, settled
 
 NOT_DONE: dict[str, list[Any]] = {  # what OpenAI's clients may ask for and is not done here → what changes nothing
     "audio": [], "best_of": [1], "echo": [False], "frequency_penalty": [0], "function_call": ["none", "auto"],
@@ -167,23 +163,24 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
         task: Annotated[str, one_of(info.tasks)] | None = None
         """The task that the prompts belong to, if the client knows; an extension of ours."""
 
-    class CompletionRequest(Limited):
+    class CompletionRequest(
+        Limited, json_schema_extra={"examples": [{"model": info.model, "prompt": "translate: hello"}]}
+    ):
         """Prompts to go on from, or to answer."""
 
-        model_config = ConfigDict(json_schema_extra={"examples": [{"model": info.model, "prompt": "translate: hello"}]})
         prompt: Annotated[Annotated[Text, Tag(":text")] | Annotated[Texts, Tag(":list")], TEXT_OR_TEXTS]
 
-    class ChatRequest(Limited):
+    class ChatRequest(
+        Limited,
+        json_schema_extra={"examples": [{"model": info.model, "messages": [{"role": "user", "content": "hello"}]}]},
+    ):
         """A conversation to go on with."""
 
-        model_config = ConfigDict(
-            json_schema_extra={"examples": [{"model": info.model, "messages": [{"role": "user", "content": "hello"}]}]}
-        )
         messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
         max_completion_tokens: Tokens | None = None
         """The newer name of max_tokens."""
 
-    async def answer(prompts: list[str], body: Limited, most: int | None, shape: Shape, request: Request) -> Response:
+    async def answer(prompts: list[str], body: Limited, most: int | None, request: Request, *, chat: bool) -> Response:
         """Write answers to each prompt of at most so many tokens, whole or as a stream."""
         options, seconds = body.options(), config.answer_seconds
         if body.model != info.model:
@@ -192,29 +189,31 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
             says = f"n must be at most {config.inputs // len(prompts)}, for {config.inputs} answers (got {options.n})"
             says += allows("inputs")
             raise Refusal(422, says, param="n")
-        stream = _Stream(shape, body, options, seconds=seconds) if body.stream else None
-        on_token = None if stream is None else stream.on_token
+        stream: Stream[tuple[int, str]] | None = Stream(request.receive, seconds=seconds) if body.stream else None
+        on_token = None if stream is None else lambda prompt, text: stream.put((prompt, text))
         try:
             writing = service.generate(prompts, max_tokens=most, options=options, on_token=on_token, task=body.task)
         except InputError as error:  # more tokens than can be written
             raise Refusal(422, str(error), param="max_tokens") from None
+        answered: Response
         try:
             if stream is not None:
-                await stream.begin(writing, request.receive)
+                pieces = Pieces(body, chat=chat)
+                answered = await stream.response(writing, shown=pieces.shown, rest=pieces.rest)
             else:
                 done = await settled(writing, receive=request.receive, seconds=seconds)
+                answered = Response(whole(done, body, chat=chat), media_type="application/json")
         except InputError as error:  # a prompt with more tokens than the model reads
-            raise Refusal(400, shortened(str(error)), param=shape.param, code="context_length_exceeded") from None
+            param = "messages" if chat else "prompt"
+            raise Refusal(400, shortened(str(error)), param=param, code="context_length_exceeded") from None
         latencies.add_texts(len(prompts) * options.n)
-        if stream is not None:
-            return StreamingResponse(stream.events(), media_type="text/event-stream")
-        return Response(shape.answer(done, info.model, options), media_type="application/json")
+        return answered
 
     @app.post("/v1/completions", tags=["answers"], responses=STREAMED)
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Write answers to each prompt: OpenAI's completion, with a request_id in each choice, and a merge_version."""
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        return await answer(prompts, body, body.max_tokens, COMPLETION, request)
+        return await answer(prompts, body, body.max_tokens, request, chat=False)
 
     @app.post("/v1/chat/completions", tags=["answers"], responses=STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -230,100 +229,63 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
             says = f"messages must make a prompt of at most {config.longest} characters"
             raise Refusal(422, says + allows("text_chars"), param="messages")
         most = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-        return await answer([prompt], body, most, CHAT, request)
+        return await answer([prompt], body, most, request, chat=True)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How OpenAI's clients want an answer."""
-
-    param: str  # what holds the prompts
-    prefix: str  # of the answer's id
-    kind: str  # of a whole answer …
-    piece_kind: str  # … and of a piece of one
-
-    def head(self, name: str, kind: str, model: str) -> dict[str, Any]:
-        """Begin an answer, or a piece of one."""
-        return {"id": f"{self.prefix}-{name}", "object": kind, "created": int(time.time()), "model": model}
-
-    def whole(self, text: str) -> dict[str, Any]:
-        """Say the text of a choice."""
-        return {"message": {"role": "assistant", "content": text}} if self is CHAT else {"text": text}
-
-    def answer(self, done: Generated, model: str, options: WritingOptions) -> bytes:
-        """Write a whole answer as JSON."""
-        choices = [
-            _choice(i, self.whole(text), finish_reason=reason, request_id=request_id)
-            for i, (text, reason, request_id) in enumerate(
-                zip(done.texts, done.finish_reasons, done.request_ids, strict=True)
-            )
-        ]
-        said = {"choices": choices, "usage": _usage(done, options), "merge_version": done.merge_version}
-        return to_json(self.head(done.request_ids[0], self.kind, model) | said)
-
-    def piece(self, text: str, *, first: bool) -> dict[str, Any]:
-        """Say a piece of it, none at the end; the role comes once, because clients join pieces name by name."""
-        role = {"role": "assistant"} if first else {}
-        content = {"content": text} if text or first else {}
-        return {"delta": role | content} if self is CHAT else {"text": text}
+def whole(done: Generated, body: Writable, *, chat: bool) -> bytes:
+    """Write a whole answer as JSON."""
+    kind = "chat.completion" if chat else "text_completion"
+    choices = []
+    for i, (text, reason, request_id) in enumerate(zip(done.texts, done.finish_reasons, done.request_ids, strict=True)):
+        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        choices.append(_choice(i, said, finish_reason=reason, request_id=request_id))
+    rest = {"choices": choices, "usage": _usage(done, body.n or 1), "merge_version": done.merge_version}
+    return to_json(_head(done.request_ids[0], kind, body.model, chat=chat) | rest)
 
 
-COMPLETION = Shape("prompt", "cmpl", "text_completion", "text_completion")
-CHAT = Shape("messages", "chatcmpl", "chat.completion", "chat.completion.chunk")
+class Pieces:
+    """The pieces of an answer as OpenAI's clients join them: name by name, so that the role comes once."""
 
-
-class _Stream:
-    """One answer in pieces, from the model's thread to the client."""
-
-    def __init__(self, shape: Shape, body: Writable, options: WritingOptions, *, seconds: float) -> None:
-        self._pieces: Pieces[tuple[int, str]] = Pieces(seconds=seconds)
-        self._head = shape.head(uuid.uuid4().hex, shape.piece_kind, body.model)
-        self._shape, self._options, self._seconds = shape, options, seconds
+    def __init__(self, body: Writable, *, chat: bool) -> None:
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        self._head, self._chat, self._n = _head(uuid.uuid4().hex, kind, body.model, chat=chat), chat, body.n or 1
         self._usage = body.stream_options is not None and body.stream_options.include_usage
-        self._future: Future[Generated]
+        self._begun: set[int] = set()  # answers of which there was a piece
 
-    def on_token(self, prompt: int, text: str) -> None:
-        """Take a piece of the answer to a prompt."""
-        self._pieces.put((prompt, text))
+    def shown(self, piece: tuple[int, str]) -> dict[str, Any]:
+        """Show a text that was added to an answer."""
+        index, text = piece
+        return self._event([_choice(index, self._said(index, text))])
 
-    async def begin(self, future: "Future[Generated]", receive: Receive) -> None:
-        """Wait for the first piece."""
-        self._future = future
-        await self._pieces.begin(future, receive)
+    def rest(self, done: Generated) -> Iterator[dict[str, Any]]:
+        """Say how each answer ended, and count the tokens if that was asked for."""
+        versions = done.merge_versions or (done.merge_version,) * len(done.request_ids)
+        for i, (reason, request_id) in enumerate(zip(done.finish_reasons, done.request_ids, strict=True)):
+            last = _choice(i, self._said(i, ""), finish_reason=reason, request_id=request_id)
+            yield self._event([last], merge_version=versions[i])
+        if self._usage:
+            yield self._event([], usage=_usage(done, self._n))
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """Give each piece as an event; what goes wrong midway is an event, too."""
-        begun: set[int] = set()  # answers of which there was a piece
-        try:
-            async for index, text in self._pieces:
-                yield self._event([_choice(index, self._shape.piece(text, first=index not in begun))])
-                begun.add(index)
-            done = self._future.result()
-            versions = done.merge_versions or (done.merge_version,) * len(done.request_ids)
-            for i, (reason, request_id) in enumerate(zip(done.finish_reasons, done.request_ids, strict=True)):
-                said = self._shape.piece("", first=i not in begun)
-                last = _choice(i, said, finish_reason=reason, request_id=request_id)
-                yield self._event([last], merge_version=versions[i])
-            if self._usage:
-                yield self._event([], usage=_usage(done, self._options))
-        except TimeoutError:
-            yield Refusal(504, f"there was no more text within {self._seconds:g} seconds").event()
-        except Exception as error:  # the status is sent already: all that is left is to say it
-            yield refusal_of(error).event()
-        finally:
-            self._future.cancel()  # of no effect once it is done; otherwise the client has left
-        yield b"data: [DONE]\n\n"
+    def _said(self, index: int, text: str) -> dict[str, Any]:
+        first = index not in self._begun
+        self._begun.add(index)
+        role = {"role": "assistant"} if first else {}
+        return {"delta": role | ({"content": text} if text or first else {})} if self._chat else {"text": text}
 
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        usage = {"usage": None} if self._usage else {}
-        return b"data: " + to_json(self._head | {"choices": choices} | usage | more) + b"\n\n"
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return self._head | {"choices": choices} | ({"usage": None} if self._usage else {}) | more
+
+
+def _head(name: str, kind: str, model: str, *, chat: bool) -> dict[str, Any]:
+    prefix = "chatcmpl" if chat else "cmpl"
+    return {"id": f"{prefix}-{name}", "object": kind, "created": int(time.time()), "model": model}
 
 
 def _choice(index: int, said: dict[str, Any], *, finish_reason: str | None = None, **more: str) -> dict[str, Any]:
     return {"index": index, "finish_reason": finish_reason, "logprobs": None, **more, **said}
 
 
-def _usage(done: Generated, options: WritingOptions) -> dict[str, int]:
+def _usage(done: Generated, n: int) -> dict[str, int]:
     """Count tokens; a prompt counts once, however many answers it has."""
-    read, written = sum(done.prompt_tokens[:: options.n]), sum(done.completion_tokens)
+    read, written = sum(done.prompt_tokens[::n]), sum(done.completion_tokens)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

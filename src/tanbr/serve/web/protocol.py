@@ -33,7 +33,7 @@ class Connections:
         held = Counter(one.sender for one in self.open)
         crowded = new.sender not in self._unlimited and held[new.sender] >= self._of_client
         if crowded or len(self.open) >= self._most:
-            waiting = [one for one in self.open if not one.answering and (not crowded or one.sender == new.sender)]
+            waiting = [one for one in self.open if not one.waiting and (not crowded or one.sender == new.sender)]
             if not waiting:
                 return False
             max(waiting, key=lambda one: held[one.sender]).give_way()  # the oldest of the client that has most
@@ -48,15 +48,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self.places, self.sender = places, "local"  # the client
         self._in_head, self._received = True, 0  # bytes of a request that is not whole
-        self._whole = 0  # requests that wait for an answer
+        self.waiting = 0  # whole requests that wait for an answer
         self._answers: deque[RequestResponseCycle] = deque()  # under way, oldest first
         self._refusal: Refusal | None = None  # of what came after them
         self._timers: dict[str, asyncio.TimerHandle] = {}
-
-    @property
-    def answering(self) -> bool:
-        """Whether a whole request waits for its answer."""
-        return self._whole > 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, if there is a place for it."""
@@ -94,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> None:
         """Treat a client that closes its side as gone, but say so if its request is not whole."""
-        if self._received and not self.answering:
+        if self._received and not self.waiting:
             self._refuse(Refusal(400, "the request ended before it was whole"))
         self._hang_up()
 
@@ -109,7 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Note that a request is whole."""
         self._in_head, self._received = True, 0
-        self._whole += 1  # 0, if it was refused before it was whole
+        self.waiting += 1  # 0, if it was refused before it was whole
         if timer := self._timers.pop("arriving", None):
             timer.cancel()
         super().on_message_complete()
@@ -118,7 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Wait for the next request, unless more is to be answered."""
         super().on_response_complete()
         self._answers.popleft()
-        self._whole -= 1
+        self.waiting -= 1
         if self in self.places.open:  # it waits from now on
             self.places.open[self] = self.places.open.pop(self)
         if self._refusal is not None:
@@ -155,7 +150,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, refusal: Refusal) -> None:
         """Refuse what is arriving and close, once whole requests before it are answered."""
-        if self.answering:
+        if self.waiting:
             self._refusal = refusal
         elif not self.transport.is_closing():
             body = refusal.body()

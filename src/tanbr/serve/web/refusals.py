@@ -162,14 +162,12 @@ def refusal_of(error: Exception) -> Refusal:
         case Stopping():
             return Refusal.later(503, str(error), seconds=1)
         case ServiceError():
-            fault = logs.say_fault(str(error), error=error.__cause__)
-            says = f"this could not be answered, and is safe to send again; the server's log says why (fault {fault})"
-            return Refusal.later(503, says, seconds=1)
+            says = "this could not be answered, and is safe to send again; the server's log says why"
+            return Refusal.later(503, _logged(says, error), seconds=1)
         case InputError():
             return Refusal(422, shortened(str(error)))
         case TanbrError():  # a full disk, say: the operator's to put right
-            fault = logs.say_fault(str(error), error=error.__cause__)
-            return Refusal.later(503, f"the server cannot do this now; its log says why (fault {fault})", seconds=5)
+            return Refusal.later(503, _logged("the server cannot do this now; its log says why", error), seconds=5)
         case HTTPException(status_code=405, headers=headers):
             allowed = (headers or {}).get("Allow", "another method")
             return Refusal(405, f"use {allowed} here", headers=headers)
@@ -181,6 +179,10 @@ def refusal_of(error: Exception) -> Refusal:
             return Refusal(error.status_code, str(error.detail), headers=error.headers)
     fault = logs.say_fault(type(error).__name__, error=error)
     return Refusal(500, f"something is wrong with the server; its log says what (fault {fault})")
+
+
+def _logged(says: str, error: TanbrError) -> str:
+    return f"{says} (fault {logs.say_fault(str(error), error=error.__cause__)})"
 
 
 def refuse_with_sentences(app: FastAPI) -> None:

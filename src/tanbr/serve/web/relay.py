@@ -1,13 +1,11 @@
 """OpenAI's routes where an engine answers: what is not ours goes to the engine, and back, as it is."""
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic_core import to_json
 
 from tanbr.errors import InputError
@@ -18,8 +16,8 @@ from tanbr.serve.web.bodies import Sent, one_of
 from tanbr.serve.web.completions import STREAMED
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import LatencyHistory
-from tanbr.serve.web.refusals import Refusal, allows, refusal_of
-from tanbr.serve.web.service_api import Pieces, ServiceApi, Workers, settled
+from tanbr.serve.web.refusals import Refusal, allows
+from tanbr.serve.web.service_api import ServiceApi, Stream, Workers, settled
 
 SESSION = "x-session-id"  # header that names a conversation
 
@@ -38,10 +36,9 @@ def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: 
     info, seconds, loading = service.info, config.answer_seconds, Workers("loading of experts", threads=1, waiting=8)
     experts = expert_ids(info)
 
-    class Relayed(Sent):
+    class Relayed(Sent, extra="allow"):
         """A request of OpenAI's API, with whatever the engine knows beyond what is named here."""
 
-        model_config = ConfigDict(extra="allow")
         model: str
         """`tanbr`, or a model that /v1/models lists."""
         n: Annotated[int, Field(ge=1, le=config.inputs)] | None = None
@@ -68,8 +65,8 @@ def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: 
         if len(prompts) * n > config.inputs:
             says = f"{len(prompts) * n} answers are too many; {config.inputs} are allowed{allows('inputs')}"
             raise Refusal(422, says, param="n")
-        pieces: Pieces[dict[str, Any]] | None = Pieces(seconds=seconds) if body.stream else None
-        on_event = None if pieces is None else pieces.put
+        stream: Stream[dict[str, Any]] | None = Stream(request.receive, seconds=seconds) if body.stream else None
+        on_event = None if stream is None else stream.put
         key, begins = _conversation(request, sent.get("user"), turns)
         call = Call(
             request.url.path, sent, prompts, n, on_event, **named(body.model), name=body.model, conversation=key,
@@ -83,9 +80,8 @@ def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: 
         except InputError as error:
             raise Refusal(404 if not call.chosen else 422, str(error), param="model") from None
         latencies.add_texts(len(prompts) * n)
-        if pieces is not None:
-            await pieces.begin(answering, request.receive)
-            return StreamingResponse(_events(pieces, answering), media_type="text/event-stream")
+        if stream is not None:
+            return await stream.response(answering, shown=lambda event: event, rest=lambda last: [last] if last else [])
         done = await settled(answering, receive=request.receive, seconds=seconds)
         return Response(to_json(done), media_type="application/json")
 
@@ -137,19 +133,3 @@ def _said(message: dict[str, Any]) -> str:
         return content
     parts = [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     return "\n".join(part for part in parts if isinstance(part, str))
-
-
-async def _events(pieces: "Pieces[dict[str, Any]]", answering: "Future[dict[str, Any]]") -> AsyncIterator[bytes]:
-    """Give each event; what goes wrong midway is an event, too."""
-    try:
-        async for event in pieces:
-            yield b"data: " + to_json(event) + b"\n\n"
-        if last := answering.result():
-            yield b"data: " + to_json(last) + b"\n\n"
-    except TimeoutError:
-        yield Refusal(504, "there was no more text in time").event()
-    except Exception as error:  # the status is sent already: all that is left is to say it
-        yield refusal_of(error).event()
-    finally:
-        answering.cancel()  # of no effect once it is done; otherwise the client has left
-    yield b"data: [DONE]\n\n"

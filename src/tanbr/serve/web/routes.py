@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.types import Scope
 
@@ -63,7 +63,7 @@ def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
     """Add the route that rewards come in by."""
     workers, secret = Workers("feedback", threads=8, waiting=64), service.client_secret
 
-    class FeedbackItem(Sent):
+    class FeedbackItem(Sent, json_schema_extra={"examples": [{"feedback": [{"request_id": "0f3a-1", "reward": 1.0}]}]}):
         """How good an answer was (`reward`), or what was right (`task` and `label`), which the server then scores."""
 
         request_id: str
@@ -90,12 +90,9 @@ def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
                 raise PydanticCustomError("feedback", "must have a reward, or a task and a label")
             return self
 
-    class FeedbackRequest(Sent):
+    class FeedbackRequest(Sent, json_schema_extra={"examples": [{"merge_version": 3}]}):
         """Feedback on answers. The first for an answer counts; sending it again changes nothing."""
 
-        model_config = ConfigDict(
-            json_schema_extra={"examples": [{"feedback": [{"request_id": "0f3a-1", "reward": 1.0}]}]}
-        )
         feedback: Annotated[list[FeedbackItem], Field(min_length=1, max_length=MOST_FEEDBACK, fail_fast=True)]
 
         @model_validator(mode="before")
@@ -293,10 +290,9 @@ def add_steering(app: FastAPI, service: ServiceApi) -> None:
     workers, experts = Workers("administration", threads=4, waiting=16), service.info.experts
     Weights = list[Annotated[float, Field(ge=0, le=1)]]
 
-    class PinRequest(Sent):
+    class PinRequest(Sent, json_schema_extra={"examples": [{"merge_version": 3}]}):
         """What to serve until `unpin`: a blend or a merge version."""
 
-        model_config = ConfigDict(json_schema_extra={"examples": [{"merge_version": 3}]})
         blend: Annotated[Weights, Field(min_length=experts, max_length=experts, fail_fast=True)] | None = None
         """One weight for each expert; they sum to 1."""
         merge_version: Version | None = None
@@ -304,7 +300,6 @@ def add_steering(app: FastAPI, service: ServiceApi) -> None:
     class RollbackRequest(Sent):
         """Where to go back to."""
 
-        model_config = ConfigDict(json_schema_extra={"examples": [{"merge_version": 3}]})
         merge_version: Version | None = None
         """The last good one before the present if not given."""
 

@@ -2,12 +2,14 @@
 # ruff: noqa: D102 - `Service` says what the methods do
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from anyio import CapacityLimiter, to_thread
 from numpy.typing import ArrayLike
+from pydantic_core import to_json
+from starlette.responses import StreamingResponse
 from starlette.types import Receive
 
 from tanbr.router import TreeView
@@ -25,10 +27,11 @@ from tanbr.serve.records import (
 )
 from tanbr.serve.relay import Call
 from tanbr.serve.sampling import WritingOptions
-from tanbr.serve.web.refusals import Refusal
+from tanbr.serve.web.refusals import Refusal, refusal_of
 from tanbr.types import Text
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @runtime_checkable
@@ -101,38 +104,56 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-class Pieces(Generic[T]):
-    """What a service gives bit by bit, on its way from the service's threads to a client."""
+class Stream(Generic[T]):
+    """Server-sent events of what a service gives bit by bit, in threads of its own, on the way to a client."""
 
-    def __init__(self, *, seconds: float) -> None:
-        """Wait at most so many seconds for each piece."""
-        self._loop, self._seconds = asyncio.get_running_loop(), seconds
+    def __init__(self, receive: Receive, *, seconds: float) -> None:
+        """Wait at most so many seconds for each piece, and no longer than the client does for the first."""
+        self._loop, self._receive, self._seconds = asyncio.get_running_loop(), receive, seconds
         self._pieces: asyncio.Queue[T | None] = asyncio.Queue()
-        self._first: T | None = None
 
-    def put(self, piece: T) -> None:
-        """Take a piece, in any thread."""
+    def put(self, piece: T | None) -> None:
+        """Take a piece, in any thread; None is behind the last."""
         self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
-    async def begin(self, future: "Future[Any]", receive: Receive) -> None:
-        """Wait for the first piece: what goes wrong before it, a full queue say, still has a status of its own."""
-        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._pieces.put_nowait, None))
+    async def response(
+        self, future: "Future[R]", *, shown: Callable[[T], Any], rest: Callable[[R], Iterable[Any]]
+    ) -> StreamingResponse:
+        """Answer with each piece as `shown`, then with the `rest`, which the result says.
+
+        What goes wrong before the first piece, a full queue say, still has a status of its own.
+        """
+        future.add_done_callback(lambda _: self.put(None))
+        first = asyncio.ensure_future(self._pieces.get())
         try:
-            self._first = await awaited(
-                asyncio.ensure_future(self._pieces.get()), receive=receive, seconds=self._seconds
-            )
+            piece = await awaited(first, receive=self._receive, seconds=self._seconds)
         except (Refusal, asyncio.CancelledError):
             future.cancel()
             raise
-        if self._first is None:
+        if piece is None:
             future.result()
+        return StreamingResponse(self._events(piece, future, shown, rest), media_type="text/event-stream")
 
-    async def __aiter__(self) -> AsyncIterator[T]:
-        """Give each piece; raises TimeoutError if the next does not come."""
-        piece = self._first
-        while piece is not None:
-            yield piece
-            piece = await asyncio.wait_for(self._pieces.get(), self._seconds)
+    async def _events(
+        self, piece: T | None, future: "Future[R]", shown: Callable[[T], Any], rest: Callable[[R], Iterable[Any]]
+    ) -> AsyncIterator[bytes]:
+        try:
+            while piece is not None:
+                yield _event(shown(piece))
+                piece = await asyncio.wait_for(self._pieces.get(), self._seconds)
+            for last in rest(future.result()):
+                yield _event(last)
+        except TimeoutError:
+            yield Refusal(504, f"there was no more text within {self._seconds:g} seconds").event()
+        except Exception as error:  # the status is sent already: all that is left is to say it
+            yield refusal_of(error).event()
+        finally:
+            future.cancel()  # of no effect once it is done; otherwise the client has left
+        yield b"data: [DONE]\n\n"
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + to_json(value) + b"\n\n"
 
 
 class Workers:
