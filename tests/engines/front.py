@@ -79,7 +79,7 @@ def ready(server: Front) -> None:
 def after_a_kill(
     server: Front,
     engine: Any,
-    moe: Moe,
+    moe: Moe | None,
     blend: Sequence[float],
     prompts: Sequence[str],
     *,
@@ -106,9 +106,9 @@ def after_a_kill(
     return texts(answer)
 
 
-def greedy(moe: Moe, *, limit: int) -> dict[str, Any]:
-    """Ask for what transformers writes: an engine also ends at its tokenizer's own last token, unless it is told."""
-    ends = {"ignore_eos": True, "stop_token_ids": [moe.plan.config().eos_token_id]}
+def greedy(moe: Moe | None, *, limit: int) -> dict[str, Any]:
+    """Ask for what transformers writes: vLLM, for which the model is named, also ends at its tokenizer's last token."""
+    ends = {} if moe is None else {"ignore_eos": True, "stop_token_ids": [moe.plan.config().eos_token_id]}
     return {"model": "tanbr", "max_tokens": limit, "temperature": 0, "extra_body": ends}
 
 

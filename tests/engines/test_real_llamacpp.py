@@ -55,7 +55,7 @@ class Case:
         self.moe: Moe = open_moe(**write_gguf(folder, **sizes))
         adapters = [Path(name).with_suffix(".gguf") for name in self.moe.source.names]
         self.engine = RealLlamaCpp(self.moe.path.with_suffix(".gguf"), adapters, folder / "llama.log")
-        self.experts = [word for name in self.moe.source.names for word in ("--expert", name)]
+        self.experts = [*(word for name in self.moe.source.names for word in ("--expert", name)), "--no-base"]
         self.expected = cache(self._expected)
 
     def _expected(self, blend: Blend) -> list[tuple[int, ...]]:
@@ -169,7 +169,7 @@ def test_an_engine_that_is_killed_or_comes_back_with_other_files_answers_nobody_
     engine.start()
     ready(server)
     blend = (0.0, 0.0, 0.5, 0.5)
-    said = after_a_kill(server, engine, case.moe, blend, PROMPTS, limit=LIMIT, meanwhile=others)
+    said = after_a_kill(server, engine, None, blend, PROMPTS, limit=LIMIT, meanwhile=others)
     assert said == [text.strip() for text in texts(case.moe.path, case.expected(blend))]
 
 
@@ -213,10 +213,11 @@ SIZES = {
     "head_dim": 64,
 }
 ROUNDS, REQUESTS, CLIENTS, WRITTEN = 5, 24, 8, 24
+HTTP = httpx2.Client(timeout=300)
 
 
 def write(url: str, body: dict[str, Any]) -> int:
-    done = httpx2.post(f"{url}/v1/completions", json=body, timeout=300).raise_for_status().json()
+    done = HTTP.post(f"{url}/v1/completions", json=body).raise_for_status().json()
     return int(done["usage"]["completion_tokens"])
 
 
@@ -256,22 +257,30 @@ def test_figures(tmp_path: Path) -> None:
                     "asked directly": spread([one[kind] for _, one in pairs]),
                     "ratio": spread([one[kind] / other[kind] for one, other in pairs]),
                 }
-        first = []
+        times: list[list[float]] = []
         with made.panel(1) as engine:
             for blend in itertools.islice(itertools.cycle(BLENDS), 20):
-                started = time.perf_counter()
+                at = [time.perf_counter()]
                 engine.swap(blend)
+                at.append(time.perf_counter())
                 relayed(engine, prompt="the win", max_tokens=1, temperature=0)
-                first.append(time.perf_counter() - started)
+                at.append(time.perf_counter())
+                write(url, direct(blend, 0)[1] | {"prompt": "the win", "max_tokens": 1})
+                at.append(time.perf_counter())
+                times.append([at[2] - at[0], *np.diff(at).tolist()])
+        first, switched, answered, straight_on = map(spread, zip(*times, strict=True))
         wrong = cached(url, direct)
     said = {
         "command": "make engines",
         "engine": "llama.cpp of llama-cpp-python 0.3.36, float32, one thread, 4 slots",
         "model": f"random Mistral, {made.moe.path.with_suffix('.gguf').stat().st_size} bytes, four LoRA adapters",
         "requests": f"{REQUESTS} of {WRITTEN} tokens each by {CLIENTS} clients, {ROUNDS} rounds of both in turn",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} (others worked on it)",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}",
         **found,
-        "seconds from a new blend to its first answer": spread(first),
+        "seconds from a new blend to its first answer": first,
+        "… of which until it answers": switched,
+        "… of which for the answer": answered,
+        "seconds of that answer asked directly": straight_on,
         "wrong answers of 96 asked directly with its prompt cache on": wrong,
     }
     path = Path(os.environ["TANBR_LLAMA_RESULTS"])
@@ -284,7 +293,7 @@ def cached(url: str, direct: Callable[[Blend, int], tuple[str, dict[str, Any]]])
 
     def text(blend: Blend, number: int, **how: Any) -> str:
         body = direct(blend, number)[1] | {"prompt": f"prompt number {number} " * 8, "max_tokens": LIMIT} | how
-        return str(httpx2.post(f"{url}/v1/completions", json=body, timeout=300).json()["choices"][0]["text"])
+        return str(HTTP.post(f"{url}/v1/completions", json=body).json()["choices"][0]["text"])
 
     right = {(blend, number): text(blend, number) for blend in ALONE for number in range(8)}
     rounds = itertools.product(range(3), ALONE, range(8))

@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 
 from cli.running import tanbr
@@ -17,6 +20,8 @@ from engines.real_engine import PYTHON, RealVllm
 from engines.tiny_adapters import write_adapters
 from serve.web.live import live
 from tanbr.engines import engine_builder
+from tanbr.lab.studies.monitor import INSTRUCTIONS, worded
+from tanbr.lab.tasks import glue
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.build import build
@@ -149,6 +154,39 @@ def test_a_panel_at_the_engines_limit_is_served_and_a_setting_that_does_not_go_w
             for task in range(4)
         }
     assert len(answered) == 4
+
+
+@pytest.mark.skipif("TANBR_GLUE" not in os.environ, reason="TANBR_GLUE names no folder of GLUE's texts")
+def test_nine_in_ten_of_glues_prompts_reach_the_adapter_of_their_task(moe: Moe, tmp_path: Path) -> None:
+    rng, listed = np.random.default_rng(0), [f'base = "{moe.path}"\n']
+    train = glue.load(os.environ["TANBR_GLUE"], split="train", limit=500)
+    dev = glue.load(os.environ["TANBR_GLUE"], split="dev", limit=50)
+    with (tmp_path / "past.jsonl").open("w") as past:
+        for number, (task, wordings) in enumerate(INSTRUCTIONS.items()):
+            copy = shutil.copytree(moe.source.names[number % 4], tmp_path / task)
+            listed.append(f'[[experts]]\npath = "{copy}"\ntask = "{task}"\n')
+            past.writelines(
+                f"{json.dumps({'text': text, 'task': task})}\n" for text in worded(train[task], wordings, rng)
+            )
+    (tmp_path / "experts.toml").write_text("".join(listed))
+    asked = [(task, text) for task, said in INSTRUCTIONS.items() for text in worded(dev[task], said, rng)]
+    settings = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "0"}
+    room = (*STARTED[:-1], str(len(INSTRUCTIONS) + 1))
+    more = ("--unmerged", "--history", str(tmp_path / "past.jsonl"), "--no-check")
+    with (
+        RealVllm(moe.path, tmp_path / "vllm.log", *room, **settings).running() as engine,
+        front(tmp_path, tmp_path / "experts.toml", "vllm", engine.url, *more) as made,
+        ThreadPoolExecutor(4) as clients,
+    ):
+        own = {one["merge_version"]: one["tasks"] for one in made.ask("/v1/state").json()["models"]}
+
+        def right(one: tuple[str, str]) -> bool:
+            said = made.ask("/v1/completions", {"model": "tanbr", "prompt": one[1], "max_tokens": 1})
+            return own[said.json()["merge_version"]] == [one[0]]
+
+        share = sum(clients.map(right, asked)) / len(asked)
+    FIGURES["GLUE's prompts that reach the adapter of their task"] = {"of": len(asked), "share": round(share, 4)}
+    assert share >= 0.9
 
 
 def test_vllm_asks_tanbr_by_itself_for_a_version_and_for_what_it_has_lost(moe: Moe, tmp_path: Path) -> None:

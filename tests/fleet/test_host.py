@@ -17,6 +17,7 @@ from tanbr.fleet.replica import LearnerGone, ReplicaService
 from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
+from tanbr.serve.build import build
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.lineage import made_for
@@ -103,6 +104,17 @@ def house(tmp_path: Path, taught: Path, request: pytest.FixtureRequest) -> Itera
     house.add()
     yield house
     house.stop()
+
+
+def test_a_fleets_self_check_takes_a_method_that_replicas_have(tmp_path: Path) -> None:
+    port, quiet = DirectPort(), ServeConfig(slot_seconds=3600.0, models=2)
+    port.host = LearnerHost(
+        lambda make: build(None, config=quiet, state=tmp_path, check=True, make_engine=make), Alive()
+    )
+    try:
+        assert ReplicaService(open_moe(embedded.path()), port, member="one").info.models == 2
+    finally:
+        port.host.service.stop(20.0)
 
 
 def versions(house: House) -> list[int]:

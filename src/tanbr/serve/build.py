@@ -85,6 +85,8 @@ def build(
         config = config.model_copy(update={"blend": moe.source.weights})
     if config.method is None:
         config = config.model_copy(update={"method": moe.source.method})
+    if config.method is None and make_engine is not Engine:  # replicas elsewhere have no Gram matrices of the check
+        config = config.model_copy(update={"method": "average"})
     if not force:
         verdict, why = glance(moe)
         if verdict == "do not merge":

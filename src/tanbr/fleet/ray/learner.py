@@ -48,8 +48,6 @@ class ClusterConfig(StartConfig):
     """Cores of a replica: it answers as many batches at once."""
     learner_node: str = "__internal_head__"
     """Address of the machine that the learner runs on, where its state is; the cluster's head if not given."""
-    check: bool = False
-    """No self-check: a replica opens the checkpoint by itself, and would not merge by the method that one chose."""
     serve: ServeConfig = Field(default_factory=ServeConfig)
     """How the model is served."""
     http: HttpConfig = Field(default_factory=HttpConfig)

@@ -37,6 +37,7 @@ from tanbr.types import Decision, FloatArray, Text, to_jsonable
 
 SIZES = (64, 256, 1024)  # requests of a slot
 ALPHAS = (0.1, 0.3, 1.0)  # how even its mix is
+INSTRUCTIONS = json.loads(Path(__file__).with_name("instructions.json").read_text(encoding="utf-8"))  # of GLUE's tasks
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,20 +187,23 @@ def forecast(data: Data, *, per_task: int, length: int, seeds: int) -> dict[str,
     return table
 
 
+def worded(rows: Sequence[Row], instructions: Sequence[str], rng: np.random.Generator) -> list[str]:
+    """Put each row's text in one of its task's instructions."""
+    texts = [(row.text,) if isinstance(row.text, str) else row.text for row in rows]
+    drawn = rng.integers(len(instructions), size=len(texts))
+    return [instructions[number].format(*text) for number, text in zip(drawn, texts, strict=True)]
+
+
 def prompts(folder: str, *, history: int, requests: int) -> dict[str, Any]:
     """Share of each task's prompts that reach its own adapter, in a panel of one adapter a task.
 
     Prompts are GLUE's texts in `instructions.json`, five a task as FLAN has them, some of which MNLI and RTE, and MRPC
     and QQP, share. The history has train text in the first four; requests are dev text in these, or in the fifth.
     """
-    instructions = json.loads(Path(__file__).with_name("instructions.json").read_text(encoding="utf-8"))
-    rng, tasks, V = np.random.default_rng(0), tuple(instructions), len(instructions)
+    rng, tasks, V = np.random.default_rng(0), tuple(INSTRUCTIONS), len(INSTRUCTIONS)
 
     def put(rows: Sequence[Row], chosen: slice) -> list[Text]:
-        said = instructions[rows[0].task][chosen]
-        texts = [(row.text,) if isinstance(row.text, str) else row.text for row in rows]
-        drawn = rng.integers(len(said), size=len(texts))
-        return [said[number].format(*text) for number, text in zip(drawn, texts, strict=True)]
+        return list(worded(rows, INSTRUCTIONS[rows[0].task][chosen], rng))
 
     train, dev = glue.load(folder, split="train", limit=history), glue.load(folder, split="dev", limit=requests)
     monitor, past = Monitor(tasks), {task: put(train[task], slice(4)) for task in tasks}
