@@ -4,11 +4,12 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,9 +125,10 @@ class Service(Queue):
         if isinstance(monitor, Monitor):
             monitor_config = monitor.config
         router = router or Tanbr(K, len(names), max_active=config.max_active, seed=config.seed)
+        missing = [folder for folder in (state, *state.parents) if not folder.exists()]
         self.store = store = Store(state)
         with ExitStack() as undo:
-            undo.callback(store.close)
+            undo.callback(_undone, store, missing)
             wanted = made_for(moe, names)
             found = lineage(store, wanted, adopt=adopt)
             adoption = None if found == wanted else Adoption(found, wanted).check(store)
@@ -394,6 +396,16 @@ class Service(Queue):
     def call(self, command: Callable[[LearnerThread], Result]) -> Result:
         """Let a command of an operator run in the learner's thread; blocks until it is done."""
         return self.learning.call(lambda: command(self.learning))
+
+
+def _undone(store: Store, made: Sequence[Path]) -> None:
+    """Close the store of a start that failed; what the start has made goes, with folders that are empty without it."""
+    if made:
+        shutil.rmtree(made[0], ignore_errors=True)
+    store.close()
+    with suppress(OSError):  # somebody else has put something there
+        for folder in made[1:]:
+            folder.rmdir()
 
 
 def _resumed(
