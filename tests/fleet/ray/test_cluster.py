@@ -1,6 +1,7 @@
 """Two replicas and a learner on a real Ray, the embedded model, and parts that are killed under load."""
 
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -30,7 +31,8 @@ with warnings.catch_warnings():
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]  # the warnings are Ray's own
 ADMIN = "an-administration-token-of-tests"
-PORT = 8671
+with socket.create_server(("127.0.0.1", 0)) as free:
+    PORT = free.getsockname()[1]
 until = partial(until_within, seconds=120.0)
 
 
@@ -84,7 +86,7 @@ def cluster(config: ClusterConfig, token: Path) -> Iterator[Client]:
 
     def serving() -> None:
         try:
-            saved.append(run(whole, address=None, stop=stop, ready=lambda *_: ready.set()))
+            saved.append(run(whole, address="local", stop=stop, ready=lambda *_: ready.set()))
         finally:
             ready.set()
 
