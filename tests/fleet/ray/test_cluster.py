@@ -96,7 +96,9 @@ def cluster(config: ClusterConfig, token: Path) -> Iterator[Client]:
     yield Client()
     stop.set()
     thread.join(120)
-    shutil.rmtree(Path(tempfile.gettempdir()) / "ray", ignore_errors=True)  # Ray's log
+    temporary = Path(tempfile.gettempdir())
+    for left in (temporary / "ray", *temporary.glob("pymp-*")):  # Ray's log, and what its killed processes had
+        shutil.rmtree(left, ignore_errors=True)
     assert saved == [True]
 
 
