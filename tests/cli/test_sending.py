@@ -18,16 +18,23 @@ def test_send_shows_answers_and_gives_feedback(tmp_path: Path, url: str, service
 
 
 def test_send_shows_the_answer_though_the_feedback_is_refused(tmp_path: Path, url: str, service: FakeService) -> None:
-    done = tanbr("send", "a fine film", "--feedback", "7", cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN)
-    assert done.returncode == 2
-    assert f"r{len(service.given) - 1}" in done.stdout
-    assert "feedback[0].reward must be less than or equal to 1" in done.stderr
+    for more in ((), ("--json",)):
+        done = tanbr("send", "a fine film", "--feedback", "7", *more, cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN)
+        assert done.returncode == 2
+        assert f"r{len(service.given) - 1}" in done.stdout
+        assert "feedback[0].reward must be less than or equal to 1" in done.stderr
 
 
-def test_send_reads_a_pipe(tmp_path: Path, url: str, service: FakeService) -> None:
-    done = tanbr("send", stdin="first\n\nsecond\tpair\n", cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN)
+def test_send_reads_a_pipe_and_writes_a_line_of_json(tmp_path: Path, url: str, service: FakeService) -> None:
+    piped = "first\n\nsecond\tpair\n"
+    done = tanbr("send", "--json", "--feedback", "0.5", stdin=piped, cwd=tmp_path, TANBR_SERVER=url, TANBR_TOKEN=TOKEN)
     assert done.returncode == 0, done.stderr
     assert service.calls[-1] == ("submit", ["first", ("second", "pair")])
+    (line,) = done.stdout.splitlines()
+    said = json.loads(line)
+    assert said["feedback"] == {"accepted": 2, "repeated": 0, "unknown": 0}
+    given = [service.given[output["request_id"]] for output in said["outputs"]]
+    assert [one.reward for one in given if one is not None] == [0.5, 0.5]
 
 
 def test_send_talks_to_a_model_that_writes(tmp_path: Path) -> None:

@@ -64,6 +64,12 @@ def test_one_hot_is_that_expert_bit_for_bit(dtype, tmp_path) -> None:
         assert torch.equal(value, stored[2] if stored.dim() == value.dim() + 1 else stored)
 
 
+def test_a_merge_into_half_precision_is_summed_in_float32_and_rounded_once(moe) -> None:
+    live = moe.dense().to(torch.bfloat16)
+    moe.merge_into(live, np.full(4, 1 / 4))
+    torch.testing.assert_close(ffn(live), ffn(moe.dense()).to(torch.bfloat16), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("blend", [[0.5, 0.5], [0.5] * 4, [-1, 2, 0, 0], [math.nan] * 4, "many"])
 def test_bad_blends_are_refused_and_the_model_stays(moe, blend) -> None:
     live = moe.dense()

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from serve.serving import Ledger, service
+from tanbr.serve import config
 from tanbr.serve.service import Service
+
+
+@pytest.fixture(autouse=True)
+def no_thread_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, a thread of low priority may not run for minutes."""
+    monkeypatch.setattr(config, "NICE", 0)
 
 
 @pytest.fixture

@@ -119,8 +119,8 @@ def told(live: Service) -> float:
     return float(router.told)
 
 
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for something that another thread does."""
+def until(true: Callable[[], bool], seconds: float = 120.0) -> None:
+    """Wait for something that another thread does; a busy machine takes its time."""
     ends = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < ends, "waited in vain"

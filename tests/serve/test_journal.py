@@ -17,6 +17,7 @@ from tanbr.loop.learner import Learner, Rules
 from tanbr.loop.rewards import Tally, Trust
 from tanbr.loop.slot import Reason, Slot, Told, Turn, Version
 from tanbr.serve.journal import read_learner, state_file, write_turn
+from tanbr.serve.records import ServiceError
 from tanbr.serve.store import Store
 from tanbr.types import Decision, SlotMix
 
@@ -30,10 +31,12 @@ RULES = Rules(LoopConfig(), StartBlend("even", experts=3))
 
 
 class Saved:
-    def __init__(self, text: str) -> None:
-        self.text, self.open = text, [ASKED]
+    def __init__(self, text: str, *, broken: bool = False) -> None:
+        self.text, self.broken, self.open = text, broken, [ASKED]
 
     def save(self, path: str | Path) -> None:
+        if self.broken:
+            raise OSError("no space")
         write_atomically(path, self.text)
 
 
@@ -44,10 +47,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def write(store: Store, turn: Turn, versions: Sequence[Version] = (), **more: Any) -> Learner:
+def write(store: Store, turn: Turn, versions: Sequence[Version] = (), *, broken: bool = False, **more: Any) -> Learner:
     slot = turn.opened
     known = [Version(number, blend, ZEROS, ZEROS) for number, blend in zip(slot.versions, slot.blends, strict=True)]
-    router: Any = Saved(f"router {slot.number}")
+    router: Any = Saved(f"router {slot.number}", broken=broken)
     monitor: Any = Saved("monitor")
     kept = tuple(versions) or tuple(known)
     learner = Learner(RULES, router, monitor, slot, Guard.empty(2), Trust(), MIX, versions=kept, mark=9)
@@ -106,6 +109,14 @@ def test_an_old_state_goes_only_when_the_new_one_s_name_is_on_the_disk(
     monkeypatch.setattr(Path, "unlink", remove)
     write(store, Turn(SECOND, FIRST, MIXED))
     assert said == [("router-0.state", True), ("monitor-0.state", True)]
+
+
+def test_a_state_that_cannot_be_saved_leaves_everything_as_it_was(store: Store) -> None:
+    begin(store)
+    with pytest.raises((OSError, ServiceError), match="no space"):
+        write(store, Turn(SECOND, FIRST, None), broken=True)
+    assert [row["slot"] for row in store.slots()] == [0]
+    assert state_file(store, "router").read_text() == "router 0"
 
 
 def test_states_that_no_turn_names_are_tidied_away(store: Store) -> None:

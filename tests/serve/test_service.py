@@ -196,8 +196,9 @@ def test_slots_end_by_requests_and_the_sources_share_the_reward(tmp_path: Path, 
         rewards={"shadow": 1.0, "shadow_share": 0.5, "confidence": 0.5, "settle_slots": 0},
     )
     live.start()
-    while live.state().slot < 3:
-        live.submit(TEXTS[:16]).result(30)
+    for sent in range(1, 7):  # half a slot each; who never waits may send more than a learner can ever shadow
+        live.submit(TEXTS[:16]).result(60)
+        until(lambda sent=sent: live.state().slot == sent // 2)  # type: ignore[misc]
     until(lambda: live.slots(4)[-1].told)
     shares = live.state().shares
     live.stop()

@@ -103,6 +103,16 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
         Store(tmp_path)
 
 
+def test_a_store_that_is_damaged_while_it_is_used_says_so(tmp_path: Path) -> None:
+    store, given = Store(tmp_path), FeedbackRow(request(0).id, "feedback", 0, 1.0)
+    with store.transaction() as write:
+        write.execute("PRAGMA writable_schema = ON")
+        write.execute("UPDATE sqlite_master SET rootpage = 9999 WHERE name = 'feedback'")
+    store.close()
+    with pytest.raises((StateError, ServiceError), match="restore"):
+        Store(tmp_path).add_feedback([given])
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1, [2]]", '["x"]', "3", '"words"', "[" * 100_000])
 def test_a_damaged_vector_is_one_sentence(text: str) -> None:
     with pytest.raises(StateError, match="the store is damaged"):

@@ -32,13 +32,14 @@ LOCAL = "http://127.0.0.1:8000"
 @app.command(
     epilog=examples(
         'tanbr send "the plot is clever"',
-        "tanbr send < texts.txt    # one text or pair per line",
+        "tanbr send --json < texts.txt    # one text or pair per line",
         'tanbr send "the plot is clever" --feedback 1',
     )
 )
 def send(
     texts: Annotated[list[str] | None, Argument(help="A tab separates the texts of a pair. Default: stdin.")] = None,
     feedback: Annotated[float | None, Option(help="Reward in [0, 1] to give the answers.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print what the server answers as one line of JSON.")] = False,
     server: Server = LOCAL,
 ) -> None:
     """Send texts to a server, and feedback on its answers. The token comes from TANBR_TOKEN."""
@@ -46,17 +47,27 @@ def send(
 
     with Client(server, token=os.environ.get("TANBR_TOKEN")) as client:
         answers = _ask(client, _texts(texts or []))
-        table = Table("answer", "score", "request id", box=None, padding=(0, 2, 0, 0))
-        for output in answers.get("outputs", []):
-            table.add_row(escape(output["label"]), f"{output['score']:.3f}", output["request_id"])
-        for choice in answers.get("choices", []):
-            table.add_row(escape(choice["text"]), "", choice["request_id"])
-        console.print(table)
-        console.print(f"merge version {answers['merge_version']}")
-        if feedback is not None:
-            ids = [item["request_id"] for item in answers.get("outputs", answers.get("choices", []))]
-            counts = client.feedback([{"request_id": one, "reward": feedback} for one in ids])
-            console.print("feedback: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
+        items = answers.get("outputs", answers.get("choices", []))
+        try:
+            if feedback is not None:
+                given = [{"request_id": item["request_id"], "reward": feedback} for item in items]
+                answers["feedback"] = client.feedback(given)
+        finally:  # the answers are shown even if the feedback was refused
+            if as_json:
+                sys.stdout.write(json.dumps(answers, ensure_ascii=False) + "\n")
+            else:
+                _show(items, answers)
+
+
+def _show(items: list[dict[str, Any]], answers: dict[str, Any]) -> None:
+    table = Table("answer", "score", "request id", box=None, padding=(0, 2, 0, 0))
+    for item in items:
+        score = f"{item['score']:.3f}" if "score" in item else ""
+        table.add_row(escape(str(item.get("label", item.get("text")))), score, item["request_id"])
+    console.print(table)
+    console.print(f"merge version {answers['merge_version']}")
+    if "feedback" in answers:
+        console.print("feedback: " + ", ".join(f"{count} {what}" for what, count in answers["feedback"].items()))
 
 
 def _texts(given: list[str]) -> list[Text]:

@@ -79,6 +79,13 @@ def test_a_precision_that_answers_otherwise_is_not_taken(
         Engine(moe, precision="int8", probes=TEXTS)
 
 
+def test_too_few_texts_judge_no_precision(moe: Moe, quickest: Callable[..., None]) -> None:
+    quickest("int8 by torch", "bf16 by torch")
+    engine = Engine(moe, precision="auto", probes=TEXTS[: choose.LEAST - 1])
+    assert took(engine) == "fp32 by torch"
+    assert "199 texts of a history are too few to judge a precision by (200 are needed)" in engine.live.backend.chosen
+
+
 def test_another_way_answers_where_onnx_runtime_fails(
     moe: Moe, quickest: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

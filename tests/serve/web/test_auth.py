@@ -40,6 +40,14 @@ def test_tokens_open_what_they_should() -> None:
             assert operator.post("/v1/classify", json=ONE).status_code == 200
 
 
+def test_administration_without_a_token_is_off() -> None:
+    with live(FakeService(), tokens=Tokens()) as url, client(url, "x" * 40) as http:
+        answer = http.post("/v1/admin/slot")
+        assert answer.status_code == 403
+        assert refusal(answer).startswith("administration is off")
+        assert http.post("/v1/classify", json=ONE).status_code == 200
+
+
 @pytest.mark.parametrize("root_path", ["", "/tanbr", "/v1"])
 def test_a_root_path_opens_nothing_and_closes_nothing(root_path: str) -> None:
     service = FakeService()

@@ -1,6 +1,8 @@
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -24,15 +26,17 @@ def test_only_json_is_read(http: httpx2.Client, kind: str) -> None:
     assert "application/json" in refusal(answer)
 
 
-def test_a_client_that_asks_too_often_waits() -> None:
+def test_a_client_that_asks_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, perf_counter=time.perf_counter)
+    monkeypatch.setattr(entrance, "time", clock)
     with live(FakeService(), rate=5, burst=3) as url, client(url) as http:
         answers = [http.get("/v1/state") for _ in range(5)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
         assert refusal(answers[-1]) == f"more than 5 requests a second; slow down{allows('rate')}"
         assert answers[-1].headers["retry-after"] == "1"
         assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200  # always
-        time.sleep(0.5)
-        assert http.get("/v1/state").status_code == 200
+        clock.now += 0.3
+        assert [http.get("/v1/state").status_code for _ in range(2)] == [200, 429]
 
 
 def test_a_client_whose_bodies_are_refused_waits_before_the_next_is_read_and_others_do_not() -> None:
@@ -57,25 +61,33 @@ def test_a_client_whose_bodies_are_refused_waits_before_the_next_is_read_and_oth
 
 
 def test_too_many_large_bodies_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entrance, "HELD_BYTES", 1 << 20)
-    with live(FakeService(), body_bytes=1 << 20, text_chars=1000, read_seconds=5) as url:
-        big = b'{"inputs": ["' + b"x" * 900_000 + b'"]}'
-        slow_started = threading.Event()
+    big = b'{"inputs": ["' + b"x" * 900_000 + b'"]}'
+    held, answered = threading.Event(), threading.Event()
 
-        def slowly():  # type: ignore[no-untyped-def]
+    class Visit(entrance.Visit):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "held" and value >= len(big):
+                held.set()
+
+    monkeypatch.setattr(entrance, "HELD_BYTES", 1 << 20)
+    monkeypatch.setattr(entrance, "Visit", Visit)
+    with live(FakeService(), body_bytes=1 << 20, text_chars=1000, read_seconds=120) as url:
+
+        def slowly() -> Iterator[bytes]:
             yield big
-            slow_started.set()
-            time.sleep(0.5)
+            assert answered.wait(60)
             yield b" "
 
         def post(content: Any) -> httpx2.Response:
-            return httpx2.post(f"{url}/v1/classify", content=content, headers={"content-type": "application/json"})
+            headers = {"content-type": "application/json"}
+            return httpx2.post(f"{url}/v1/classify", content=content, headers=headers, timeout=60)
 
         with ThreadPoolExecutor() as pool:
             first = pool.submit(post, slowly())
-            slow_started.wait()
-            time.sleep(0.2)
+            assert held.wait(60)
             second = post(big)
+            answered.set()
             assert (second.status_code, refusal(second)) == (429, "too many large requests at once")
             assert first.result().status_code == 422  # read whole; the text is too long
             assert post(big).status_code == 422  # room again
