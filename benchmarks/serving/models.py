@@ -70,6 +70,8 @@ class Given:
         if not folder.exists():
             command = [str(Path(sys.executable).with_name("tanbr")), "merge", str(self.checkpoint(size)), str(folder)]
             subprocess.run([*command, "--blend", "even", "--force"], check=True, stdout=subprocess.DEVNULL)
+            about = folder / "tokenizer_config.json"  # Infinity's transformers 4 knows the class by its older name
+            about.write_text(about.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
         return folder
 
     def onnx(self, size: str, *, quantised: bool) -> Path:

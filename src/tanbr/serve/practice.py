@@ -1,6 +1,6 @@
 """The thread that practises with a model of its own, while no request waits, in a set share of one core's time.
 
-Its priority is that of all threads: one of low priority that holds Python's lock would keep the others waiting.
+Like the learner's thread it works at a lower priority than requests.
 """
 
 import threading
