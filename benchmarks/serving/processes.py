@@ -72,7 +72,7 @@ def wait_ready(
 
 
 @contextmanager
-def tanbr(folder: Path | None, work: Path, **serve: Any) -> Iterator[tuple[int, int]]:
+def tanbr(folder: Path | None, work: Path, *, history: Path | None = None, **serve: Any) -> Iterator[tuple[int, int]]:
     """`tanbr serve` on a checkpoint: its port and process id."""
     port, name = free_port(), f"tanbr-{time.time_ns()}"
     values = {"slot_seconds": 3600, "batch": 32, "queue": 4096} | serve
@@ -81,6 +81,7 @@ def tanbr(folder: Path | None, work: Path, **serve: Any) -> Iterator[tuple[int, 
     config.write_text("\n".join(["[serve]", *lines, ""]))
     command = [str(Path(sys.executable).with_name("tanbr")), "serve", *([str(folder)] if folder else [])]
     command += ["--force", "--config", str(config), "--port", str(port), "--state", str(work / name)]
+    command += ["--history", str(history)] if history else []
     with process(command, log=work / f"{name}.log") as running:
         wait_ready(port, running, work / f"{name}.log")
         yield port, running.pid

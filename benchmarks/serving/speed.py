@@ -52,7 +52,9 @@ def servers(given: Given, size: str, *, threads: int) -> dict[str, Server]:
     LitServe in as many processes as there are cores, which is faster here than one process.
     """
     folder, work, pythons = given.checkpoint(size), given.work, given.pythons
-    past = {"history": str(given.history), "models": 1} if size in given.models else {}  # its monitor reads every text
+    past: dict[str, Any] = (
+        {"history": given.history, "models": 1} if size in given.models else {}
+    )  # its monitor reads every text
     best = past or {"precision": "int8"}  # as it chooses by itself, if there are texts to judge a precision by
     found = {
         "tanbr fp32": Server(processes.tanbr(folder, work, **past, precision="fp32")),

@@ -66,7 +66,7 @@ class Queue:
         self.classes = labels if self.space is None else self.space.classes  # columns that are labels
         self.tasks, self._config, self._outbox, self._observer = tuple(tasks), config, outbox, observer or Observer()
         self._slot_room = slot_room
-        self._cores = usable_cores()
+        self._cores, self._parameters = usable_cores(), 0 if engine.writes else engine.live.backend.size.parameters
         here = config.device == "cpu" and not engine.relays  # a GPU runs one batch at a time; engines make their own
         self._workers = config.workers or (min(self._cores, MOST_WORKERS) if here else 1)
         self._conversations = Conversations(config.conversation_seconds)
@@ -369,7 +369,7 @@ class Queue:
         threads = None
         while taken := self._take():
             parts, panel, busy = taken
-            each = self._config.threads or max(1, self._cores // busy)  # a lone one has all cores
+            each = self._config.threads or (1 if self._is_short(parts) else max(1, self._cores // busy))
             if not self.engine.relays and threads != each:
                 torch.set_num_threads(threads := each)  # of this thread's own arithmetic
             started = time.perf_counter()
@@ -380,6 +380,14 @@ class Queue:
         with self._lock:
             self._ended += 1
             self._front_wakes.notify()
+
+    def _is_short(self, parts: list[Part]) -> bool:
+        """Whether a batch is so little work that more cores would not help."""
+        short = self.engine.live.backend.short
+        if not short:
+            return False
+        tokens = sum(len(part.job.columns["input_ids"][row]) for part in parts for row in part.rows)
+        return tokens * self._parameters < short
 
     def _answer(self, parts: list[Part], panel: Panel) -> int:
         """Answer parts of one model together, or if that fails one by one; how many texts were answered at once."""

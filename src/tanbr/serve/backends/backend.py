@@ -60,6 +60,7 @@ class Backend(ABC):
     relays: bool = False  # whether requests go to an engine as they are (`relay`)
     many: bool = False  # whether another twin costs little: any expert can then be asked by its name
     adapter: tuple[str, str] | None = None  # what an engine calls it, and where the engine reads it, if it is one
+    short: int = 0  # tokens times parameters of a batch that one core answers as soon as several would
     precision: Precision = "fp32"  # that it computes in
     agreement: float | None = None  # share of probes that it answers as float32 does; None: not asked
     chosen: str = ""  # what the trial at start found, in a line
@@ -71,7 +72,7 @@ class Backend(ABC):
 
     @property
     def size(self) -> Size:
-        """What the model takes, for people; no decision depends on it."""
+        """What the model takes."""
         return Size(0, 0, 0)
 
     @abstractmethod

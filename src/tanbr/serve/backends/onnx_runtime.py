@@ -38,6 +38,7 @@ class OnnxRuntime(TorchEager):
 
     def __init__(self, model: Any, outputs: Mapping[str, Tensor], *, pooling: Pooling | None = None) -> None:
         super().__init__(model, outputs, pooling=pooling)
+        self.short = 0  # its own threads do not sleep between operations
         self._sessions: dict[tuple[int, bool], Any] = {}  # threads, masked → session
         self._lock = threading.Lock()
 
