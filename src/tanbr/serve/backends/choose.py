@@ -24,10 +24,8 @@ AGREEMENT = 0.995  # least share of labels that must be those of float32 …
 LEAST = 200  # … of so many texts: one in 200 may differ
 BROKEN = 0.9  # a precision that was asked for is refused below this: the kernels are wrong, or the model cannot bear it
 GAIN = 1.05  # how much faster another way has to be than the one before it …
-REDUCED = (
-    1.7  # … and a lesser precision than the best of float32: bf16 by torch, 1.5 times as fast in the trial as fp32
-)
-# by ONNX Runtime, gave 1.14 times as many texts at the server in whole batches, and 0.84 times as many one by one
+REDUCED = 1.7  # … and a lesser precision than the best of float32: bf16 by torch was 1.5 times as fast in the trial as
+# fp32 by ONNX Runtime (MiniLM), and at the server 1.14 times in whole batches, 0.84 times with single texts
 SECONDS = 5.0  # of the trial, and what the last round takes longer
 ROUNDS = 7  # most of them; the best of each way counts
 UNREAD: Inputs = {name: np.ones((32, 24), np.int64) for name in ("input_ids", "attention_mask")}  # is timed where there
