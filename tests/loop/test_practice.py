@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tanbr.errors import InputError
-from tanbr.loop.practice import ALONE, FEW, LOG, READY, Exercise, Logged, Practice, decides, known_rewards
+from tanbr.loop.practice import (
+    ALONE,
+    FEW,
+    FIRST,
+    LOG,
+    READY,
+    UNLIKELY,
+    Exercise,
+    Logged,
+    Practice,
+    decides,
+    known_rewards,
+)  # fmt: skip
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.tasks.metrics import LabelSpace
@@ -174,6 +186,21 @@ def test_first_the_even_blend_then_experts_alone_then_what_is_suggested() -> Non
     order = list(dict.fromkeys(why.split()[0] for why in seen))
     assert order == ["the", "an", "what"]  # the even blend, an expert alone, what would be served
     assert seen.count("an expert alone") >= K
+
+
+def test_experts_that_are_surely_not_the_best_are_asked_no_more() -> None:
+    router, worth = Tanbr(K, V, config=RouterConfig().of_requests(())), np.array([0.8, 0.795, 0.1, 0.1])
+    practice = Practice(K, V).logged([row(i, i % V, label=0.0) for i in range(V * LOG)])
+    for _ in range(150):
+        wanted = practice.next(router, np.full(V, 1 / V))
+        earned = np.full((2, len(wanted.rows)), worth @ wanted.blend)
+        practice = practice.learned(wanted, earned, router=router, slot=0)
+    asked = np.isfinite(practice.table[:, :K])
+    of_tasks = np.array([asked[practice.of == task].sum(axis=0) for task in range(V)])
+    assert (of_tasks[:, 2:] == FIRST).all()
+    assert (of_tasks[:, :2] == ALONE).all()
+    assert (practice.best[:, 2:] < UNLIKELY).all()
+    np.testing.assert_allclose(practice.best.sum(axis=1), 1.0)
 
 
 def test_rows_that_have_left_the_log_are_passed_over() -> None:

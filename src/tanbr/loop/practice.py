@@ -24,7 +24,10 @@ LOG = 256  # requests of each task that are kept: their mean is sure to 3 points
 READY = 24  # exercises before the router hears of any: what is served teaches it until then, and goes on where a server
 # has no time to practise
 MOVES = 0.05  # least chance of a new request to take the place of an old one, so that the log follows its users
-ALONE = 96  # of them, how many every expert answers alone: it finds the best of eight experts of GLUE 19 times of 20
+FIRST = 48  # of them, how many every expert answers alone
+ALONE = 240  # and how many those do that may be the best after that: on a MiniLM-MoE 96 rows leave QQP's expert, which
+# earns 2 points more than the even blend, open one time in three, and 240 one time in ten
+UNLIKELY = 0.02  # how likely an expert must be to be a task's best, or it is asked no more
 ROWS = 96  # requests of one exercise: about as many as a merge costs, at MiniLM's size
 FEW = 8  # requests of a task below which nothing is said about its experts
 BELIEVED = 0.95  # how likely a card is to be right about a task before anything was tried: most are
@@ -113,19 +116,40 @@ class Practice:
         return np.array([row.task for row in self.rows], dtype=np.intp)
 
     def experts_alone(self) -> tuple[FloatArray, FloatArray, NDArray[np.intp]]:
-        """How likely each expert alone is to be right: mean and error (V, K), NaN where untried, and counts (V,)."""
-        mean, error = np.full((2, self.tasks, self.experts), np.nan)
-        found = [self._alone(task) for task in range(self.tasks)]
-        for task, rows in enumerate(found):
-            if n := len(rows):
-                mean[task] = rows[:, :-1].mean(axis=0)
-                error[task] = np.sqrt((n * rows[:, :-1].var(axis=0) + PAIRS * SPREAD) / (n + PAIRS) / n)
-        return mean, error, np.array([len(rows) for rows in found])
+        """How likely each expert alone is to be right: mean and error (V, K), NaN where untried, and counts (V,).
 
-    def _alone(self, task: int) -> FloatArray:
-        """How likely every expert alone, and the even blend, is to be right (n, K + 1), on rows that all answered."""
-        mine = self.table[self.of == task][:, : self.experts + 1]
-        return np.asarray(mine[np.isfinite(mine).all(axis=1)])
+        The counts are of the rows that all experts have answered.
+        """
+        rows, K = self.table[:, : self.experts], self.experts
+        mean, error = np.full((2, self.tasks, K), np.nan)
+        for task, expert in np.ndindex(self.tasks, K):
+            mine = rows[self.of == task, expert]
+            mine = mine[np.isfinite(mine)]
+            if n := len(mine):
+                mean[task, expert] = mine.mean()
+                error[task, expert] = np.sqrt((n * mine.var() + PAIRS * SPREAD) / (n + PAIRS) / n)
+        return mean, error, np.bincount(self.of[np.isfinite(rows).all(axis=1)], minlength=self.tasks)
+
+    @cached_property
+    def best(self) -> FloatArray:
+        """How often each expert is a task's best, and the even blend last: (V, K + 1), each row sums to 1.
+
+        It is counted over rows drawn anew from those that all have answered. Those that may be best after the first
+        rows are counted again on all the rows that they have answered.
+        """
+        K = self.experts
+        found: FloatArray = np.full((self.tasks, K + 1), 1.0 / (K + 1))
+        for task in range(self.tasks):
+            rows, left = self.table[self.of == task][:, : K + 1], np.ones(K + 1, dtype=np.bool_)
+            for _ in range(2):
+                answered = rows[np.isfinite(rows[:, left]).all(axis=1)][:, left]
+                if not len(answered):
+                    break
+                found[task, left] = found[task, left].sum() * _best(answered, np.random.default_rng(task))
+                if len(answered) < FIRST:
+                    break
+                left = found[task] >= UNLIKELY
+        return found
 
     def own_experts(self) -> FloatArray:
         """How likely each expert is to be a task's own (V, K): what is believed, and how often it is the best.
@@ -133,31 +157,24 @@ class Practice:
         The even blend takes part, too: its share is that of all alike.
         """
         K = self.experts
-        own = np.empty((self.tasks, K))
-        for task in range(self.tasks):
-            rows, rng = self._alone(task), np.random.default_rng(task)
-            known: FloatArray = np.full(K + 1, 1.0 / (K + 1))
-            if self.believed is not None:
-                known = np.append(BELIEVED * self.believed[task], 0.0) + (1.0 - BELIEVED) * known
-            best: FloatArray = np.ones(K + 1)
-            if n := len(rows):
-                drawn = rng.dirichlet(np.ones(n), DRAWS) @ rows  # as if other rows had come
-                drawn += rng.normal(0.0, np.sqrt(PAIRS * SPREAD / (n + PAIRS) / n), drawn.shape)
-                best = np.asarray(np.bincount(drawn.argmax(axis=1), minlength=K + 1) + 0.5, dtype=np.float64)
-            likely = known * best / (known @ best)
-            own[task] = likely[:K] + likely[K] / K
-        return own
+        known: FloatArray = np.full((self.tasks, K + 1), 1.0 / (K + 1))
+        if self.believed is not None:
+            known = (1.0 - BELIEVED) * known + np.pad(BELIEVED * self.believed, ((0, 0), (0, 1)))
+        likely = known * self.best
+        likely /= likely.sum(axis=1, keepdims=True)
+        return np.asarray(likely[:, :K] + likely[:, K:] / K)
 
     def next(self, router: Any, mix: TaskMix, *, models: int = 1, confusion: FloatArray | None = None) -> Exercise:
         """Say what to try next, for a router and the mix (V,) to come; there must be rows to try it on."""
         K, rng = self.experts, np.random.default_rng(self.done)
         if (untold := np.flatnonzero(np.isnan(self.table[:, K + 1]))[::-1]).size:
             return self._exercise(np.full(K, 1.0 / K), untold, "the even blend", K)
-        wanted = self._to_test()
-        missing = np.isnan(self.table[wanted][:, :K])
+        missing = self._to_answer()
         if missing.any() and not (self.done % 2 and self._tested()):
             expert = int(missing.sum(axis=0).argmax())
-            return self._exercise(np.eye(K)[expert], wanted[missing[:, expert]], "an expert alone", expert)
+            return self._exercise(
+                np.eye(K)[expert], np.flatnonzero(missing[:, expert])[::-1], "an expert alone", expert
+            )
         optimism = OPTIMISM[self.suggested % len(OPTIMISM)]
         panel = router.suggest(mix, models=models, confusion=confusion, optimism=optimism)
         place = self.suggested // len(OPTIMISM) % len(panel.blends)
@@ -170,16 +187,20 @@ class Practice:
         counts = self.experts_alone()[2]
         return bool((counts >= np.minimum(np.bincount(self.of, minlength=self.tasks), FEW)).all())
 
-    def _to_test(self) -> NDArray[np.intp]:
-        """The newest rows of each task that every expert is to answer alone: as many as are missing from ALONE."""
-        of, begun = self.of, np.isfinite(self.table[:, : self.experts])
-        found: list[int] = []
+    def _to_answer(self) -> NDArray[np.bool_]:
+        """Which rows each expert is to answer alone (n, K): all experts the first of a task, the likely ones more."""
+        of, answered = self.of, np.isfinite(self.table[:, : self.experts])
+        missing = np.zeros_like(answered)
         for task in np.unique(of):
-            mine = np.flatnonzero(of == task)[::-1]
-            some, whole = begun[mine].any(axis=1), begun[mine].all(axis=1)
-            more = max(0, ALONE - int(some.sum()))
-            found += [*mine[some & ~whole].tolist(), *mine[~some][:more].tolist()]
-        return np.array(found, dtype=np.intp)
+            mine = np.flatnonzero(of == task)[::-1]  # the newest first, and before them those that were begun
+            whole, likely = answered[mine].all(axis=1), self.best[task] >= UNLIKELY
+            for count, asked in ((FIRST, np.ones_like(likely)), (ALONE, likely)):
+                asked = asked[: self.experts]
+                rows = mine[np.argsort(~answered[mine][:, asked].any(axis=1), kind="stable")][:count]
+                missing[np.ix_(rows, asked)] |= ~answered[np.ix_(rows, asked)]
+                if whole.sum() < min(FIRST, len(mine)) or likely.sum() < 2:
+                    break
+        return missing
 
     def _drawn(self, mix: TaskMix, rng: np.random.Generator) -> NDArray[np.intp]:
         """Draw rows by a mix (V,), some of all tasks alike."""
@@ -232,6 +253,14 @@ class Practice:
         squares = np.bincount(of, weights=gain * gain, minlength=self.tasks)
         variance = (squares + PAIRS * SPREAD) / (counts + PAIRS)
         return np.where(counts > 0, mean, np.nan), np.sqrt(variance / np.maximum(counts, 1))
+
+
+def _best(rows: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """How often each column of rows (n, m) has the highest mean, over rows drawn anew: (m,), none of them 0."""
+    n, m = rows.shape
+    drawn = rng.dirichlet(np.ones(n), DRAWS) @ rows
+    drawn += rng.normal(0.0, np.sqrt(PAIRS * SPREAD / (n + PAIRS) / n), drawn.shape)
+    return np.asarray((np.bincount(drawn.argmax(axis=1), minlength=m) + 0.5) / (DRAWS + 0.5 * m))
 
 
 def _error(gain: FloatArray) -> float:

@@ -63,7 +63,7 @@ REQUESTS = {"requests, experts known": True, "requests, experts unknown": False}
 PRACTISED = (  # what is switched off, or made less of, where blends are practised on logged requests
     "default.PRACTICE_FITS=[]", "known.LIFT=0", "conservative.DOUBT=1000000", "conservative.MARGIN=0",
     "choose.CLIMB_ROUNDS=0", "loop.practice.OPTIMISM=[null]", "loop.practice.OPTIMISM=[null,0.0]",
-    "loop.practice.ALONE=24",
+    "loop.practice.ALONE=48",
 )  # fmt: skip
 PARTS = (  # of the default router, each as it is switched off
     "choose.CLIMB_ROUNDS=0", "choose.SNAP=1e-6", "beta=0;known.BETA_FLOOR=0", "choose.OPEN_REACH=1e-6",
