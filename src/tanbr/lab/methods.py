@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.lab.compare import Oracle
 from tanbr.lab.corpus import Corpus
+from tanbr.lab.oracle import Oracle
 from tanbr.lab.rivals import LEARNING, ROUTERS, BestKnown, FixedBlend, Proportional, build, did_you_mean
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import Probes, probes_of

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from tanbr.lab.compare import Comparison
 from tanbr.lab.standings import BOUND, Standings
 from tanbr.types import FloatArray
 
@@ -138,33 +137,32 @@ def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Fi
 
 
 @styled
-def rewards(comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str]) -> Figure:
-    """Draw each method's reward so far and of the last WINDOW slots, averaged over the comparisons (one a seed)."""
+def rewards(standings: Standings) -> Figure:
+    """Draw methods' rewards so far and of the last WINDOW slots, averaged over the seeds."""
     canvas, (so_far, recent) = figure(height=5.0, rows=2)
-    for method, line in lines(methods, bounds=bounds):
-        reward = np.mean([comparison.rewards(method) for comparison in comparisons], axis=0)
+    for method, line in lines(shown(standings), bounds=(standings.best, "tags")):
+        reward = np.mean(standings.rewards(method), axis=0)
         so_far.plot(np.cumsum(reward) / np.arange(1, len(reward) + 1), **line)
         recent.plot(smooth(reward, WINDOW), **{**line, "label": None})
-    so_far.set(title=f"Reward, mean of all slots so far (seeds: {len(comparisons)})")
+    so_far.set(title=f"Reward, mean of all slots so far (seeds: {len(standings.mixes)})")
     recent.set(title=f"Reward, mean of the last {WINDOW} slots", xlabel="slot")
     name_below(canvas)
     return canvas
 
 
 @styled
-def regret(comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str]) -> Figure:
-    """Draw each method's cumulative regret: the mean over the seeds, and the first method's range."""
+def regret(standings: Standings) -> Figure:
+    """Draw methods' cumulative regret: the mean over the seeds, and the first method's range."""
     canvas, (axis,) = figure(height=3.4)
-    best = comparisons[0].best
-    for method, line in lines(methods, bounds=bounds):
-        if method != best:
-            series = np.array([comparison.regret(method) for comparison in comparisons])
+    for method, line in lines(shown(standings), bounds=("tags",)):
+        if method != standings.best:
+            series = np.array(standings.regret(method))
             axis.plot(series.mean(axis=0), **line)
-            if method == methods[0]:
+            if method == standings.subject:
                 slots = range(series.shape[1])
                 axis.fill_between(slots, series.min(0), series.max(0), color=line["color"], alpha=0.15, lw=0)
     axis.axhline(0, color=INK, lw=0.6)
-    axis.set(title=f"Cumulative regret against “{best}”", xlabel="slot")
+    axis.set(title=f"Cumulative regret against “{standings.best}”", xlabel="slot")
     name_below(canvas)
     return canvas
 

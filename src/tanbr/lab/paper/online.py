@@ -45,10 +45,7 @@ def _play(setup: Setup, mix: str, method: str, seed: int, tick: Tick) -> dict[st
         setup.bert_moe.path, data=setup.data, traffic=TRAFFIC[mix], slots=scale.slots + scale.after,
         requests=scale.requests, pool=scale.pool,
     )  # fmt: skip
-    records, _ = play(
-        study, setup.bench, seed, method,
-        lambda _, name, slots, reward: tick(slots, study.slots, f"{name}, {mix}: reward {reward:.3f}"),
-    )  # fmt: skip
+    records, _ = play(study, setup.bench, seed, method, tick)
     return {"rewards": np.round([record.total_reward for record in records], 4)}
 
 

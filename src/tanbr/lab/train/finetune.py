@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from tanbr.errors import CheckpointError, ConfigError
 from tanbr.files import write_atomically
-from tanbr.lab.compare import Oracle
 from tanbr.lab.corpus import Progress, Rows
 from tanbr.lab.gates import Gated, Reinforce, Smear, Switch, gates_of
+from tanbr.lab.oracle import Oracle
 from tanbr.lab.rivals import ROUTERS, build
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import probes_of
