@@ -46,7 +46,7 @@ def pretrain(
         Literal["task", "token", "none"], Option(help="An expert per task, gates for every token, or one dense model.")
     ] = "task",
     tagged: Tagged = False,
-    workers: Annotated[int, Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
+    threads: Annotated[int, Option(min=1, help="Cores to train on; sums depend on it in the last bits.")] = 2,
     given: Given,
     config: ConfigFile = None,
 ) -> None:
@@ -75,7 +75,7 @@ def pretrain(
 
     import torch
 
-    torch.set_num_threads(1)  # a worker has one core; and sums are the same on every machine
+    torch.set_num_threads(1 if dense is None else threads)  # a model this small is no faster on more
     if dense is None or source is None:
         from tanbr.lab.train import embedded as tiny
 
@@ -100,7 +100,7 @@ def pretrain(
         unseen = source.dev(limit=settings.final_rows)
         model, figures = experiment.train_from_dense(
             settings, dense=dense, rows=rows, unseen=unseen, out=out, report=report, tagged=tagged,
-            tasks=source.tasks, routing=routing, workers=workers,
+            tasks=source.tasks, routing=routing,
         )  # fmt: skip
     curve = Curve(model.parent if settings.adapters else model)
     picture = draw_losses({task: curve.series(task) for task in rows}, out / "training.png")

@@ -23,10 +23,10 @@ def test_an_interrupted_run_ends_in_the_same_weights_and_curve(
     kind: str, stop_at: tuple[str, int], tmp_path: Path
 ) -> None:
     dense = small.DENSE[kind](tmp_path / "dense")
-    whole = small.train(dense, tmp_path / "whole", workers=2)
+    whole = small.train(dense, tmp_path / "whole")
     with pytest.raises(small.Stopped):
         small.train(dense, tmp_path / "halved", stop_at=stop_at)
-    halved = small.train(dense, tmp_path / "halved", workers=1)  # the number of workers changes nothing
+    halved = small.train(dense, tmp_path / "halved")
     weights, again = (load_file(folder / "model.safetensors") for folder in (whole, halved))
     assert weights.keys() == again.keys()
     for name, value in weights.items():
@@ -61,7 +61,7 @@ def test_experts_of_no_task_and_one_dense_model_learn_too(
     dense = small.DENSE[kind](tmp_path / "dense")
     whole, found = train_from_dense(
         small.CONFIG, dense=dense, rows=small.TRAIN, unseen=small.HELD, out=tmp_path / "whole",
-        report=lambda *_: None, tasks=glue.TASKS, routing=routing, workers=2,
+        report=lambda *_: None, tasks=glue.TASKS, routing=routing,
     )  # fmt: skip
     assert set(found) == figures
     with pytest.raises(small.Stopped):
@@ -147,4 +147,4 @@ def test_the_lowest_layers_stay_and_there_all_experts_are_equal(kind: str, tmp_p
 def test_weights_are_the_same_elsewhere(kind: str, tmp_path: Path) -> None:
     dense = small.DENSE[kind](tmp_path / "dense")
     config = small.CONFIG.model_copy(update={"mergeable": 0.5})
-    small.elsewhere_too(tmp_path, lambda config, out: small.train(dense, out, config=config, workers=2), config)
+    small.elsewhere_too(tmp_path, lambda config, out: small.train(dense, out, config=config), config)
