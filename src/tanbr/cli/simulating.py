@@ -119,9 +119,9 @@ def simulate(
     pool: Annotated[int, Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
     seeds: Annotated[str, Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
     models: Annotated[str, Option(help="Sizes G of panels to try, separated by commas.")] = "1",
-    survey: Annotated[Path | None, Option(exists=True, help="Default: survey.json beside the weights.")] = None,
+    survey: Annotated[Path | None, Option(help="As `tanbr survey --out`. Default: beside the weights.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
-    answers: Answers = "labels",
+    answers: Answers = "posterior",
     rewards: Annotated[Literal["labels", "rewards"], Option(help="What clients return.")] = "labels",
     card: Annotated[
         Literal["true", "none", "swapped"], Option(help="What routers hear of tasks and experts.")
@@ -190,7 +190,7 @@ def simulate(
         "tanbr survey glue-moe/ --data glue/ --grams regression && tanbr serve glue-moe/ --method regression",
     )
 )
-@keeps("what was measured is in {out}.partial; the same command goes on")
+@keeps("what was measured is kept beside {out}; the same command goes on")
 @options.options_of(StartConfig, "over", "experts blend_only")
 def survey(
     *,
@@ -202,18 +202,20 @@ def survey(
     rehearse: Annotated[bool, Option("--rehearse", help="Leave out the rows of `simulate --rehearse`.")] = False,
     method: options.MergeMethod = None,
     groups: Annotated[bool, Option("--groups", help="Try even blends of subsets, for fixed panels.")] = False,
-    answers: Answers = "labels",
+    answers: Answers = "posterior",
     grams: Annotated[
         Literal["regression", "regmeanpp"] | None, Option(help="Only measure what this method needs.")
     ] = None,
     device: options.Device = "cpu",
-    out: Annotated[Path, Option(help="File to write.")] = Path("out/survey.json"),
+    out: Annotated[Path, Option(help="File to write; answers and method are added to its name.")] = Path(
+        "out/survey.json"
+    ),
 ) -> None:
     """Measure what a checkpoint's blends earn on held-out rows. Resumes where it stopped."""
     import torch
 
     from tanbr.lab.simulate import Study
-    from tanbr.lab.survey import survey_to
+    from tanbr.lab.survey import survey_path, survey_to
     from tanbr.moe import embedded
 
     torch.set_num_threads(1)
@@ -230,6 +232,7 @@ def survey(
         raise ConfigError(
             f"a survey holds each of the {least - 1} experts alone and all alike (got {blends}); give {least} or more"
         )
+    out = survey_path(out, str(bench.moe.method), answers_by=answers)
     with bar("surveying", unit="blends") as show:
         found = survey_to(
             out, bench.moe, bench.corpus, blends=blends, rows=rows or 60, command=options.command_line(),

@@ -57,7 +57,7 @@ def run(
     pools = {name: tiny.generate(name, POOL, seed=TRAFFIC_SEED + seed, split="test") for name in names}
     past = {name: tiny.generate(name, PAST, seed=HELD_SEED + seed) for name in names}
     rows = Corpus("demo", tiny.TASKS, held=past, stream=pools)
-    bench = Bench(moe, rows, config, moe.path / SURVEY, practice=2 * requests, disjoint=True)
+    bench = Bench(moe, rows, config, moe.path / SURVEY, answers="labels", practice=2 * requests, disjoint=True)
     stream = Traffic(pools=pools, mixes=mixes, requests=requests, seed=seed)
     outcomes = []
     for name in METHODS:
