@@ -110,7 +110,7 @@ def lay_out(standings: Standings) -> Iterator[Laid]:
             rows[-1].append(f"{100 * np.mean(share):.1f}%")
     if "tags" in standings.methods:
         header.append("share of tags")
-    title = f"Reward in [0, 1], mean and 95% interval over {len(seeds)} seeds and their slots"
+    title = f"Reward in [0, 1], mean and 95% interval over the slots of seed {', '.join(map(str, seeds))}"
     yield f"{title}; regret is against “{standings.best}”", header, rows
 
     for own in standings.variants:
