@@ -189,13 +189,13 @@ def simulate(
 ) -> list[Outcome]:
     """Run every method with every seed and keep each result in `out`/runs; those that are there are not run again."""
     bench = study.bench()
-    places = [(seed, name, job_of(study, bench, seed, name)) for seed in seeds for name in names]
+    made = [(seed, name, job_of(study, bench, seed, name)) for seed in seeds for name in names]
+    todo = {one[2].name: one for one in made}
     outcomes: dict[str, Outcome] = {}
-    by_job = {job.name: (seed, name, job) for seed, name, job in places}
 
     def take(job: str, kept: Kept, was_there: bool) -> None:
-        outcomes[job] = _outcome(*by_job[job], kept)
+        outcomes[job] = _outcome(*todo[job], kept)
         finished(outcomes[job], was_there)
 
-    jobs.run(out / "runs", [job for _, _, job in places], moved=moved, finished=take)
-    return [outcomes[job.name] for _, _, job in places]
+    jobs.run(out / "runs", [job for *_, job in todo.values()], moved=moved, finished=take)
+    return [outcomes[job] for job in todo]
