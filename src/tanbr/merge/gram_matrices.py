@@ -23,7 +23,7 @@ from tanbr.moe.checkpoint import Checkpoint, TensorSpec
 from tanbr.moe.family import Block, Piece
 from tanbr.moe.writing import new_folder, write_json, write_tensors
 
-FOLDER = "grams"  # what experts see alone
+FOLDER = "grams"
 SHRINKAGE = 0.9  # α, what is left of a Gram matrix beside its diagonal
 RIDGE = 1e-4  # ρ, relative to the mean of the diagonal
 PART, LEAST = 8, 64  # a basis holds one in so many of a layer's directions, and as many as this at least
@@ -123,10 +123,10 @@ def write_gram_matrices(
     shapes = {name: (weight.shape[0], weight.shape[1]) for name, weight in layers.items()}
     facts = {"model_type": "tanbr_grams", "model_sha256": fingerprint, "rows": rows}
     whole = [
-        TensorSpec(_name(layer, k, side), torch.float32, (columns, size))
+        TensorSpec(_name(layer, k, side), torch.float32, (shapes[layer][1], size))
         for k in range(experts)
-        for layer, (rows_out, columns) in shapes.items()
-        for side, size in (("G", columns), ("GW", rows_out))
+        for layer in shapes
+        for side, size in (("G", shapes[layer][1]), ("GW", shapes[layer][0]))
     ]
     with new_folder(out) as folder, tempfile.TemporaryDirectory(dir=folder) as scratch:
         write_json(Path(scratch) / "config.json", facts)

@@ -11,7 +11,7 @@ The system is solved in a basis of an eighth of the layer's inputs, for the chan
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -27,13 +27,15 @@ class Regression(Method):
     """Regression on what each expert sees when it runs alone; biases, and what is no linear layer, are averaged."""
 
     name = "regression"
-    needs: ClassVar[str] = "Gram matrices of what the experts see: `tanbr survey CHECKPOINT --grams regression`"
 
     def __post_init__(self) -> None:
         experts = self.experts
         place = experts.beside(FOLDER)
         if not place.is_dir():
-            raise CheckpointError(f"{place.parent} lacks what merging by {self.name} needs: {self.needs}")
+            raise CheckpointError(
+                f"{place.parent} lacks what merging by regression needs, Gram matrices of what the experts see: "
+                "`tanbr survey CHECKPOINT --grams regression`"
+            )
         self._matrices = GramMatrices(
             place, experts.blended, experts=experts.count, fingerprint=experts.checkpoint.fingerprint
         )
