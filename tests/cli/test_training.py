@@ -66,7 +66,7 @@ def test_pretrain_and_finetune_take_rows_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "few.toml").write_text("[pretrain]\nsteps = 2\nancestor_steps = 1\n[finetune]\nsteps = 2\n")
     rows = ["--data", f"{tmp_path}", "--config", f"{tmp_path}/few.toml"]
     command = ["pretrain", "--preset", "minilm", "--from", f"{tmp_path}/dense", *rows, "--out", f"{tmp_path}/out"]
-    done = RUN.invoke(app, [*command, "--workers", "1"], catch_exceptions=False)
+    done = RUN.invoke(app, [*command, "--threads", "1"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     card = read_card(tmp_path / "out/model")
     assert card.expert_tasks == ("mood", "size")

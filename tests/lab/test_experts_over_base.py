@@ -73,7 +73,7 @@ def test_survey_grams_and_simulate_take_lists_of_experts_and_rows_of_ones_own(fo
     command = ["survey", *listed_rows(folder), "--blends", "6", "--rows", "12", "--out", f"{tmp_path}/survey.json"]
     done = RUN.invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    figures = json.loads((tmp_path / "survey.json").read_text())
+    figures = json.loads((tmp_path / "survey-posterior.json").read_text())
     assert figures["data"] == "rows dev"
     rewards = np.array(figures["rewards"])  # experts alone come first
     assert (rewards.argmax(axis=0)[:3] == [0, 1, 2]).all()  # each is the best at its own task
@@ -110,7 +110,7 @@ def test_what_a_list_says_of_merging_holds_in_every_command(folder: Path, tmp_pa
     if not list((folder / "base").glob("grams-*")):
         run("survey", *place, "--grams", "regression", "--rows", "8")  # nor does measuring them
     run("survey", *place, "--blends", "4", "--rows", "4", "--out", f"{tmp_path}/survey.json")
-    assert json.loads((tmp_path / "survey.json").read_text())["method"] == "regression"
+    assert json.loads((tmp_path / "survey-regression-posterior.json").read_text())["method"] == "regression"
     short = ["--slots", "2", "--requests", "6", "--out", f"{tmp_path}/o"]
     run("simulate", *place, *short, "--methods", "average,tags")
     assert set(json.loads((tmp_path / "o" / "simulate.json").read_text())["methods"]) == {"average+regression", "tags"}

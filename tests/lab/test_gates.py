@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from moe.tiny import build
-from tanbr.errors import InputError
 from tanbr.lab import gates
-from tanbr.lab.gates import Reinforce, Smear, Switch, gumbel, load_balance, real_tokens
+from tanbr.lab.gates import Reinforce, Smear, Switch, gumbel, load_balance
 from tanbr.moe.layer import ExpertFfn, ExpertLinear, MoeSite, sites_of
 
 D = 3
@@ -139,8 +138,3 @@ def test_smear_merges_by_the_gates_probabilities() -> None:
     with rival.serving():
         expected = torch.stack([(2 * p - (1 - p)) * x[0, 0], (2 * (1 - p) - p) * x[0, 1]])
         torch.testing.assert_close(model(x)[0], expected)
-
-
-def test_an_encoder_decoder_must_say_which_tokens_of_its_answers_are_real() -> None:
-    with pytest.raises(InputError, match="labels"):
-        real_tokens(build("t5_moe"), {"attention_mask": torch.ones(2, 3)})

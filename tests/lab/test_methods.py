@@ -81,6 +81,6 @@ def test_answers_by_the_posterior_are_for_every_method_alike(moe: Moe) -> None:
 
 
 def test_a_survey_of_the_other_answers_is_asked_for(moe: Moe) -> None:
-    bench = Bench(moe, generated(), Config(), moe.path / "survey.json", answers="posterior")
-    with pytest.raises(DataError, match=r"tanbr survey --answers posterior"):
+    bench = Bench(moe, generated(), Config(), moe.path / "none.json", answers="labels")
+    with pytest.raises(DataError, match=r"tanbr survey --answers labels"):
         method("best-fixed").contestant(bench, mixes=np.full((1, 8), 1 / 8), seed=0)

@@ -9,29 +9,18 @@ from playwright.sync_api import Browser
 
 from lab.test_standings import outcome
 from tanbr.lab import pictures
-from tanbr.lab.compare import Comparison
-from tanbr.lab.report import write, write_report
+from tanbr.lab.report import write, write_page
 from tanbr.lab.standings import Standings
-from tanbr.router import Tanbr
-from tanbr.types import SlotRecord
 
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
-    mixes = rng.dirichlet(np.ones(3), 40)
-    router = Tanbr(4, 3, seed=0)
-    records: dict[str, list[SlotRecord]] = {"tanbr": [], "best <per> slot": []}
-    for slot, mix in enumerate(mixes):
-        decision = router.ask(mix)
-        reward = rng.uniform(0.4, 0.9, 3)
-        router.tell(decision, reward)
-        for rows in records.values():
-            rows.append(SlotRecord(slot, slot, mix, decision.blend, reward, np.full(3, 4.0)))
-    result = Comparison(mixes, records, best="best <per> slot")
-    return write_report(
-        tmp_path / "report.html", result, title="A & B", command="tanbr demo --seed 1", facts={"slots": "40"},
-        tasks=["one", "two", "three"], tail=10,
+    runs = [outcome(0, name, rng.uniform(0.4, 0.9, 40)) for name in ("tanbr", "best <per> slot")]
+    standings = Standings(runs, ("one", "two"), {0: rng.dirichlet(np.ones(2), 40)})
+    return write_page(
+        tmp_path / "report.html", standings, title="A & B", command="tanbr demo --seed 1", facts={"slots": "40"},
+        about="Rewards.",
     )  # fmt: skip
 
 
@@ -63,7 +52,7 @@ def test_a_real_browser_shows_it(report: Path, browser: Browser, width: int, sch
 
 def test_one_slot_of_one_method_in_which_a_task_never_came(tmp_path: Path) -> None:
     """What makes NumPy and matplotlib complain; a warning is an error here."""
-    lone = Standings.of([outcome(0, "tanbr", np.array([0.5]))], tasks=("one", "two"), mixes={0: np.array([[1.0, 0.0]])})
+    lone = Standings([outcome(0, "tanbr", np.array([0.5]))], ("one", "two"), {0: np.array([[1.0, 0.0]])})
     write(tmp_path, lone, command="tanbr simulate", facts={"slots": 1})
     pngs = {f"{name}.png" for name in ("reward", "regret", "mix", "blend")}
     assert {file.name for file in tmp_path.iterdir()} == {"simulate.json", "results.md"} | pngs
@@ -75,7 +64,7 @@ def test_the_dial_has_a_line_for_each_method_that_holds_several_models_and_a_lev
 ) -> None:
     rewards = {"best-fixed": 0.5, "best-fixed@2": 0.6, "best-fixed@3": 0.65, "average": 0.4, "tags": 0.7}
     runs = [outcome(0, name, np.full(30, reward)) for name, reward in rewards.items()]
-    few = Standings.of(runs, tasks=("one", "two"), mixes={0: np.tile([0.5, 0.5], (30, 1))})
+    few = Standings(runs, ("one", "two"), {0: np.tile([0.5, 0.5], (30, 1))})
     [axis] = pictures.dial(few, lambda count: 10.0 * count).axes
     drawn = {bars.get_label(): bars.lines[0] for bars in axis.containers}
     assert list(drawn) == ["best-fixed"]

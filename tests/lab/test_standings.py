@@ -29,7 +29,7 @@ def standings() -> Standings:
         )
     ]
     mixes = {seed: np.tile([0.75, 0.25], (80, 1)) for seed in (0, 1)}
-    return Standings.of(runs, tasks=("one", "two"), mixes=mixes)
+    return Standings(runs, ("one", "two"), mixes)
 
 
 def test_the_figures_by_hand() -> None:
@@ -47,7 +47,7 @@ def test_the_figures_by_hand() -> None:
 
 def test_regret_is_counted_against_the_best_method_where_no_bound_ran() -> None:
     runs = [outcome(0, "a", np.full(30, 0.5)), outcome(0, "b", np.full(30, 0.7))]
-    s = Standings.of(runs, tasks=("one", "two"), mixes={0: np.tile([0.5, 0.5], (30, 1))})
+    s = Standings(runs, ("one", "two"), {0: np.tile([0.5, 0.5], (30, 1))})
     assert s.best == "b"
     assert np.isnan(s.reward("a").over_seeds)
 
@@ -55,7 +55,7 @@ def test_regret_is_counted_against_the_best_method_where_no_bound_ran() -> None:
 def test_a_panel_of_the_subject_is_a_variant_of_it_and_a_bound_is_not() -> None:
     names = ["tanbr", "tanbr@2", "tanbr@2+survey", "tanbr@2+recognised", "tanbr+oracle", "tags"]
     runs = [outcome(0, name, np.full(30, 0.5 + 0.05 * i)) for i, name in enumerate(names)]
-    s = Standings.of(runs, tasks=("one", "two"), mixes={0: np.tile([0.5, 0.5], (30, 1))})
+    s = Standings(runs, ("one", "two"), {0: np.tile([0.5, 0.5], (30, 1))})
     assert s.variants == ["tanbr", "tanbr@2", "tanbr@2+survey"]
     assert s.to_json()["methods"]["tanbr@2"]["share_of_tags"] == pytest.approx([0.55 / 0.75])
     [(_, header, rows), *_] = lay_out(s)

@@ -46,7 +46,7 @@ def test_a_survey_of_blends_merged_by_regression_is_one_of_its_own(tmp_path: Pat
     shutil.copytree(embedded.path(), tmp_path / "moe")
     asked = ["survey", str(tmp_path / "moe"), "--grams", "regression", "--rows", "16"]
     assert CliRunner().invoke(app, asked, catch_exceptions=False).exit_code == 0
-    study = Study(tmp_path / "moe", slots=4, requests=64, survey=tmp_path / "moe/survey.json")
+    study = Study(tmp_path / "moe", slots=4, requests=64, survey=tmp_path / "moe/survey.json", answers="labels")
     with pytest.raises(DataError, match="tanbr survey --method regression"):
         simulate(study, ["best-fixed+regression"], [0], out=tmp_path)
     path = tmp_path / "survey.json"

@@ -65,9 +65,10 @@ def reproduce(
         def moved(name: str, done: int, total: int, note: str) -> None:
             bars.update(one, description=name, completed=done, total=total, note=note)
 
-        def finished(name: str, kept: "Kept") -> None:
-            bars.advance(every)
-            bars.console.print(f"{name:32} {kept.seconds:7.1f} s", markup=False)
+        def finished(name: str, kept: "Kept", was_there: bool) -> None:
+            if not was_there:
+                bars.advance(every)
+                bars.console.print(f"{name:32} {kept.seconds:7.1f} s", markup=False)
 
         found = reproduction.reproduce(wanted, setup, moved=moved, finished=finished)
     for part in found.parts:

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 from typer import Option
 
 from tanbr.cli import options
-from tanbr.cli.display import RECENT, bar, console, fitted, progress
+from tanbr.cli.display import bar, console, fitted, progress
 from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.lab import settings as configuration
@@ -17,10 +16,8 @@ from tanbr.serve.config import StartConfig
 from tanbr.types import AnswersBy
 
 if TYPE_CHECKING:
-    from tanbr.lab.compare import Comparison
     from tanbr.lab.methods import Bench
     from tanbr.lab.simulate import Outcome
-    from tanbr.lab.tasks.traffic import SlotRequests
     from tanbr.serve.survey import Survey
 
 app = typer.Typer()
@@ -57,35 +54,38 @@ def demo(
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
     from tanbr.lab import demo as experiment
+    from tanbr.lab.report import lay_out
     from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
 
     torch.set_num_threads(1)  # a model this small is no faster on more, and far slower when they are busy
     moe = open_moe(embedded.path(model), device=device)
-    with threadpool_limits(1), progress("slots") as shown:  # the router's matrices are small, too
-        line = shown.add_task("serving", total=slots, note="")
+    with threadpool_limits(1), progress("methods") as shown:  # the router's matrices are small, too
+        line = shown.add_task("serving", total=len(experiment.METHODS), note="")
 
-        def watch(so_far: "Comparison", _: "SlotRequests") -> None:
-            served = len(so_far.records[experiment.TANBR])
-            shown.update(line, completed=served)
-            if served % max(1, slots // 10) == 0:
-                rewards = (f"{name} {so_far.rewards(name)[-RECENT:].mean():.3f}" for name in so_far.records)
-                shown.console.print(f"slot {served:4d}/{slots}  {'  '.join(rewards)}", soft_wrap=True)
+        def moved(name: str, done: int, _: int, note: str) -> None:
+            shown.update(line, note=f"{name}: slot {done} of {slots}, {note}")
 
-        done = experiment.run(
+        def finished(outcome: "Outcome") -> None:
+            shown.advance(line)
+            shown.console.print(_said(outcome))
+
+        standings, facts = experiment.run(
             moe, out=out, config=settings, slots=slots, requests=requests, kind=kind, alpha=alpha, seed=seed,
-            watch=watch, command=options.command_line(),
+            moved=moved, finished=finished, command=options.command_line(),
         )  # fmt: skip
-    console.print(*_standings(done.result, tail=min(100, slots)), sep="\n")
-    for fact, words in done.facts.items():
+    title, header, cells = next(lay_out(standings))
+    console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
+    for fact, words in facts.items():
         if " above " in fact:
             console.print(f"{fact}: {words}")
-    console.print(f"report: {done.report}\nfigures: {done.figures}")
+    console.print(f"report: {out / 'report.html'}\nfigures: {out / 'demo.json'}")
 
 
-def _standings(so_far: "Comparison", *, tail: int) -> list[Table]:
-    title = f"reward in [0, 1] (± one standard error over slots), regret against “{so_far.best}”"
-    return fitted(title, *so_far.table(tail=tail), subject=next(iter(so_far.records)))
+def _said(outcome: "Outcome") -> str:
+    slots = len(outcome.records)
+    reward, seconds = sum(record.total_reward for record in outcome.records) / slots, outcome.seconds / slots
+    return f"{outcome.method:18} seed {outcome.seed}   reward {reward:.3f}   {seconds:.2f} s a slot"
 
 
 @app.command(
@@ -119,9 +119,9 @@ def simulate(
     pool: Annotated[int, Option(min=1, help="Draw requests from at most this many rows per task.")] = 1_500,
     seeds: Annotated[str, Option(help="Seeds of stream, monitor and routers, separated by commas.")] = "0",
     models: Annotated[str, Option(help="Sizes G of panels to try, separated by commas.")] = "1",
-    survey: Annotated[Path | None, Option(exists=True, help="Default: survey.json beside the weights.")] = None,
+    survey: Annotated[Path | None, Option(help="As `tanbr survey --out`. Default: beside the weights.")] = None,
     rehearse: Annotated[bool, Option("--rehearse", help="Draw from held-back train rows, not from dev sets.")] = False,
-    answers: Answers = "labels",
+    answers: Answers = "posterior",
     rewards: Annotated[Literal["labels", "rewards"], Option(help="What clients return.")] = "labels",
     card: Annotated[
         Literal["true", "none", "swapped"], Option(help="What routers hear of tasks and experts.")
@@ -158,22 +158,19 @@ def simulate(
     asked = registry.methods((methods or DEFAULT_METHODS).split(","), models=counts, merging=method or study.merging)
     names = [one.name for one in asked]
     corpus = study.corpus()
-    streams = {seed: study.stream(corpus, seed) for seed in numbers}
     with progress("runs") as shown:
         line = shown.add_task("simulating", total=len(names) * len(numbers), note="")
 
-        def watch(seed: int, name: str, done: int, reward: float) -> None:
-            shown.update(line, note=f"{name}, seed {seed}: slot {done} of {len(streams[seed])}, reward {reward:.3f}")
+        def moved(name: str, done: int, total: int, note: str) -> None:
+            shown.update(line, note=f"{name}: slot {done} of {total}, {note}")
 
         def finished(outcome: "Outcome", was_there: bool) -> None:
             shown.advance(line)
-            reward = sum(record.total_reward for record in outcome.records) / len(outcome.records)
-            how = "kept" if was_there else f"{outcome.seconds / len(outcome.records):.2f} s a slot"
-            shown.console.print(f"{outcome.method:18} seed {outcome.seed}   reward {reward:.3f}   {how}")
+            shown.console.print(_said(outcome) + "   (kept)" * was_there)
 
-        outcomes = run(study, names, numbers, out=out, watch=watch, finished=finished)
-    mixes = {seed: stream.mixes for seed, stream in streams.items()}
-    standings = Standings.of(outcomes, tasks=[task.name for task in corpus.tasks], mixes=mixes)
+        outcomes = run(study, names, numbers, out=out, moved=moved, finished=finished)
+    mixes = {seed: study.stream(corpus, seed).mixes for seed in numbers}
+    standings = Standings(outcomes, [task.name for task in corpus.tasks], mixes)
     for title, header, cells in lay_out(standings):
         console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
     moe = open_moe(folder, **over, method=registry.AVERAGE)
@@ -193,7 +190,7 @@ def simulate(
         "tanbr survey glue-moe/ --data glue/ --grams regression && tanbr serve glue-moe/ --method regression",
     )
 )
-@keeps("what was measured is in {out}.partial; the same command goes on")
+@keeps("what was measured is kept beside {out}; the same command goes on")
 @options.options_of(StartConfig, "over", "experts blend_only")
 def survey(
     *,
@@ -205,18 +202,18 @@ def survey(
     rehearse: Annotated[bool, Option("--rehearse", help="Leave out the rows of `simulate --rehearse`.")] = False,
     method: options.MergeMethod = None,
     groups: Annotated[bool, Option("--groups", help="Try even blends of subsets, for fixed panels.")] = False,
-    answers: Answers = "labels",
-    grams: Annotated[
-        Literal["regression", "regmeanpp"] | None, Option(help="Only measure what this method needs.")
-    ] = None,
+    answers: Answers = "posterior",
+    grams: Annotated[Literal["regression"] | None, Option(help="Only measure what this method needs.")] = None,
     device: options.Device = "cpu",
-    out: Annotated[Path, Option(help="File to write.")] = Path("out/survey.json"),
+    out: Annotated[Path, Option(help="File to write; answers and method are added to its name.")] = Path(
+        "out/survey.json"
+    ),
 ) -> None:
     """Measure what a checkpoint's blends earn on held-out rows. Resumes where it stopped."""
     import torch
 
     from tanbr.lab.simulate import Study
-    from tanbr.lab.survey import survey_to
+    from tanbr.lab.survey import survey_path, survey_to
     from tanbr.moe import embedded
 
     torch.set_num_threads(1)
@@ -225,7 +222,7 @@ def survey(
     study = Study(checkpoint=checkpoint or embedded.path(), **over, data=data, rehearse=rehearse, device=device)
     bench = study.bench()
     if grams is not None:
-        _measure_grams(bench, rows=rows or GRAM_ROWS, merged=grams == "regmeanpp")
+        _measure_grams(bench, rows=rows or GRAM_ROWS)
         return
     bench = bench.merging(method or study.merging)
     least = bench.moe.num_experts + 1
@@ -233,6 +230,7 @@ def survey(
         raise ConfigError(
             f"a survey holds each of the {least - 1} experts alone and all alike (got {blends}); give {least} or more"
         )
+    out = survey_path(out, str(bench.moe.method), answers_by=answers)
     with bar("surveying", unit="blends") as show:
         found = survey_to(
             out, bench.moe, bench.corpus, blends=blends, rows=rows or 60, command=options.command_line(),
@@ -257,7 +255,7 @@ def say_survey(found: "Survey") -> None:
         )
 
 
-def _measure_grams(bench: "Bench", *, rows: int, merged: bool) -> None:
+def _measure_grams(bench: "Bench", *, rows: int) -> None:
     """Measure each expert's inputs, and write them to a folder beside the experts."""
     from tanbr.lab.rivals.probes import probes_of
     from tanbr.lab.rivals.regmean import measure
@@ -268,6 +266,6 @@ def _measure_grams(bench: "Bench", *, rows: int, merged: bool) -> None:
     probes = probes_of(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
     with bar("measuring", unit="experts") as show:
         K = bench.moe.num_experts
-        written = measure(bench.moe, probes, rows=rows, merged=merged, report=lambda done: show(done, K))
+        written = measure(bench.moe, probes, rows=rows, report=lambda done: show(done, K))
     size = sum(file.stat().st_size for file in written.iterdir())
     console.print(f"grams: {written} ({size / 1e6:.0f} MB)")

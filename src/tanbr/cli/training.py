@@ -21,7 +21,7 @@ from tanbr.lab.train.config import PRESETS, FinetuneConfig, PretrainConfig, Tuni
 
 app = typer.Typer()
 
-ROUTERS = f"{', '.join((*rivals.ROUTERS, 'served'))} (each also +regression), fisher, regmean, switch, rl, smear"
+ROUTERS = f"{', '.join((*rivals.ROUTERS, 'served'))} (each also +regression), switch, rl, smear"
 
 _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longer than a head's answer
 
@@ -42,11 +42,9 @@ def pretrain(
     dense: Annotated[Path | None, Option("--from", help="Dense BERT or T5 that all experts start from.")] = None,
     data: Data = None,
     out: Annotated[Path, Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
-    routing: Annotated[
-        Literal["task", "token", "none"], Option(help="An expert per task, gates for every token, or one dense model.")
-    ] = "task",
+    routing: Annotated[Literal["task", "none"], Option(help="An expert per task, or one dense model.")] = "task",
     tagged: Tagged = False,
-    workers: Annotated[int, Option(min=1, help="How many tasks train side by side, one core each.")] = 2,
+    threads: Annotated[int, Option(min=1, help="Cores to train on; sums depend on it in the last bits.")] = 2,
     given: Given,
     config: ConfigFile = None,
 ) -> None:
@@ -75,7 +73,7 @@ def pretrain(
 
     import torch
 
-    torch.set_num_threads(1)  # a worker has one core; and sums are the same on every machine
+    torch.set_num_threads(1 if dense is None else threads)  # a model this small is no faster on more
     if dense is None or source is None:
         from tanbr.lab.train import embedded as tiny
 
@@ -100,7 +98,7 @@ def pretrain(
         unseen = source.dev(limit=settings.final_rows)
         model, figures = experiment.train_from_dense(
             settings, dense=dense, rows=rows, unseen=unseen, out=out, report=report, tagged=tagged,
-            tasks=source.tasks, routing=routing, workers=workers,
+            tasks=source.tasks, routing=routing,
         )  # fmt: skip
     curve = Curve(model.parent if settings.adapters else model)
     picture = draw_losses({task: curve.series(task) for task in rows}, out / "training.png")

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tanbr.errors import InputError
-from tanbr.moe.layer import ExpertLinear, Routing, TokenRouting, routed, sites_of
+from tanbr.merge import measure
+from tanbr.moe.layer import ExpertLinear, MoeSite, Routing, TokenRouting, routed, sites_of
 
 Inputs: TypeAlias = Mapping[str, Tensor]  # what the model takes in: attention_mask (n, length), …; labels for T5
 RowLosses: TypeAlias = Callable[[], Tensor]  # runs the model, routed as it then is: the task loss of every row (n,)
@@ -100,14 +101,8 @@ def heard(model: nn.Module, change: Callable[[Tensor], Tensor] | None = None) ->
 
 def real_tokens(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """Tell padding from tokens at every site: flags (n, length), in the order of the sites."""
-    read = inputs["attention_mask"] > 0
-    decoder = getattr(model, "decoder", None)
-    if decoder is None:
-        return [read] * len(sites_of(model))
-    if "labels" not in inputs:
-        raise InputError("an encoder-decoder model's inputs must hold labels (n, length), −100 where there is none")
-    answers = len(sites_of(decoder))  # the decoder's sites run last
-    return [read] * (len(sites_of(model)) - answers) + [inputs["labels"] != -100] * answers
+    names = [name for name, module in model.named_modules() if isinstance(module, MoeSite)]
+    return [measure.real_tokens(name, inputs) for name in names]
 
 
 def gumbel(logits: Tensor, rng: torch.Generator) -> Tensor:

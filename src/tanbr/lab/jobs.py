@@ -3,18 +3,21 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
+
 import tanbr
-from tanbr.errors import StateError
-from tanbr.files import write_atomically
+from tanbr.errors import StateError, TanbrError
+from tanbr.files import check_writable, write_atomically
 from tanbr.types import to_jsonable
 
 Tick: TypeAlias = Callable[[int, int, str], None]  # done, total, note
+Moved: TypeAlias = Callable[[str, int, int, str], None]  # job, done, total, note
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,38 @@ def do(folder: Path, job: Job, tick: Tick = lambda *_: None) -> Kept:
     values = {"job": job.name, "facts": to_jsonable(dict(job.facts)), **vars(kept)}
     write_atomically(place(folder, job), json.dumps(values, separators=(",", ":")) + "\n")
     return kept
+
+
+def run(
+    folder: Path,
+    jobs: Iterable[Job],
+    *,
+    moved: Moved = lambda *_: None,
+    finished: Callable[[str, Kept, bool], None] = lambda *_: None,
+) -> dict[str, Kept]:
+    """Run jobs whose results are not in the folder; `moved` hears how far one is, `finished` whether it was there.
+
+    A job that fails stops no other; the first error is raised when all that can be done is done.
+    """
+    once = {job.name: job for job in jobs}
+    kept = {name: found for name, job in once.items() if (found := load(folder, job)) is not None}
+    for name, found in kept.items():
+        finished(name, found, True)
+    check_writable(folder)
+    torch.set_num_threads(1)  # sums are the same on every machine, and a neighbour's load matters less
+    errors = []
+    for name, job in once.items():
+        if name not in kept:
+            moved(name, 0, 1, "")
+            try:
+                kept[name] = do(folder, job, partial(moved, name))
+            except TanbrError as error:
+                errors.append(error)
+            else:
+                finished(name, kept[name], False)
+    if errors:
+        raise errors[0]
+    return {name: kept[name] for name in once}
 
 
 @cache

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tanbr.errors import ConfigError, DataError
-from tanbr.lab.compare import Oracle
 from tanbr.lab.corpus import Corpus
+from tanbr.lab.oracle import Oracle
 from tanbr.lab.rivals import LEARNING, ROUTERS, BestKnown, FixedBlend, Proportional, build, did_you_mean
 from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import Probes, probes_of
@@ -61,7 +61,7 @@ STARTS = {"probes", "survey"}  # what is learned before the first slot
 class Conditions:
     """What clients send, what routers are told, and how models compute."""
 
-    answers: AnswersBy = "labels"
+    answers: AnswersBy = "posterior"  # as served
     rewards: Credit = "labels"  # what clients send back
     card: Card = "true"  # what routers are told of experts and tasks: the truth, nothing, or two tasks the wrong way
     practice: int = PRACTICE  # logged requests a slot that routers which practise try blends on
@@ -134,7 +134,9 @@ class Bench(Conditions):
         """The survey; refused where there is none."""
         if self.survey is None:
             asked = {"method": str(self.moe.method), "answers": self.answers}
-            words = "".join(f" --{name} {value}" for name, value in asked.items() if value not in (AVERAGE, "labels"))
+            words = "".join(
+                f" --{name} {value}" for name, value in asked.items() if value not in (AVERAGE, "posterior")
+            )
             raise DataError(
                 f"best-fixed, best-per-slot and warm starts need a survey: make one with `tanbr survey{words}`"
             )

@@ -3,9 +3,8 @@
 import io
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -13,12 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from tanbr.lab.compare import Comparison
 from tanbr.lab.standings import BOUND, Standings
 from tanbr.types import FloatArray
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 LINES = (  # methods; no picture has more lines
     "#4169f5", "#d1495b", "#2a9d4b", "#e07b00", "#8a4fbf", "#0a9396", "#7f5539", "#6c757d",
@@ -28,7 +23,7 @@ MOST = len(LINES)
 WINDOW = 20  # slots over which a reward is averaged
 LONG = 18  # letters of a name of which three do not fit on a line
 INK = "#454b58"  # axes and words; in a page they take its own colour
-STYLE = {
+mpl.rcParams.update({  # of the process: nothing else draws in it
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.spines.top": False,
@@ -44,18 +39,7 @@ STYLE = {
     "text.color": INK,
     "xtick.color": INK,
     "ytick.color": INK,
-}
-
-
-def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Draw in our style, whatever matplotlib is set to elsewhere."""
-
-    @wraps(draw)
-    def in_style(*args: P.args, **kwargs: P.kwargs) -> R:
-        with mpl.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return in_style
+})  # fmt: skip
 
 
 def figure(height: float = 2.6, rows: int = 1) -> tuple[Figure, list[Axes]]:
@@ -72,7 +56,6 @@ def name_below(canvas: Figure, **options: Any) -> None:
         canvas.legend(loc="outside lower left", ncols=columns, fontsize=9, columnspacing=1.2, **options)
 
 
-@styled
 def svg(canvas: Figure) -> str:
     """Render as an <svg> element without a background, whose words and axes have the page's own colour."""
     buffer = io.StringIO()
@@ -81,7 +64,6 @@ def svg(canvas: Figure) -> str:
     return text[text.index("<svg") :].replace(INK, "currentColor")
 
 
-@styled
 def png(canvas: Figure, path: Path) -> None:
     """Render into a file."""
     canvas.savefig(path, dpi=200)
@@ -95,7 +77,6 @@ def smooth(values: FloatArray, window: int) -> FloatArray:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-@styled
 def line_chart(series: Mapping[str, tuple[Any, Any]], *, title: str, xlabel: str, **scales: str) -> Figure:
     """Draw a line for each name: its x and y values; `scales` may name yscale and xscale."""
     canvas, (axis,) = figure(height=3.2)
@@ -106,7 +87,6 @@ def line_chart(series: Mapping[str, tuple[Any, Any]], *, title: str, xlabel: str
     return canvas
 
 
-@styled
 def bar_chart(groups: Mapping[str, Mapping[str, Any]], *, title: str, xlabel: str = "") -> Figure:
     """Draw bars, a group a colour: for each name the mean of its values (one a seed), and the values as dots."""
     names = list(next(iter(groups.values())))
@@ -124,7 +104,6 @@ def bar_chart(groups: Mapping[str, Mapping[str, Any]], *, title: str, xlabel: st
     return canvas
 
 
-@styled
 def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Figure:
     """Stack shares (T, n) that sum to 1, one panel per (title, series)."""
     canvas, axes = figure(height=1.6 * len(series) + 0.3 + 0.2 * -(-len(names) // 3), rows=len(series))
@@ -137,34 +116,31 @@ def shares(series: Sequence[tuple[str, FloatArray]], names: Sequence[str]) -> Fi
     return canvas
 
 
-@styled
-def rewards(comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str]) -> Figure:
-    """Draw each method's reward so far and of the last WINDOW slots, averaged over the comparisons (one a seed)."""
+def rewards(standings: Standings) -> Figure:
+    """Draw methods' rewards so far and of the last WINDOW slots, averaged over the seeds."""
     canvas, (so_far, recent) = figure(height=5.0, rows=2)
-    for method, line in lines(methods, bounds=bounds):
-        reward = np.mean([comparison.rewards(method) for comparison in comparisons], axis=0)
+    for method, line in lines(shown(standings), bounds=(standings.best, "tags")):
+        reward = np.mean(standings.rewards(method), axis=0)
         so_far.plot(np.cumsum(reward) / np.arange(1, len(reward) + 1), **line)
         recent.plot(smooth(reward, WINDOW), **{**line, "label": None})
-    so_far.set(title=f"Reward, mean of all slots so far (seeds: {len(comparisons)})")
+    so_far.set(title=f"Reward, mean of all slots so far (seeds: {len(standings.mixes)})")
     recent.set(title=f"Reward, mean of the last {WINDOW} slots", xlabel="slot")
     name_below(canvas)
     return canvas
 
 
-@styled
-def regret(comparisons: Sequence[Comparison], methods: Sequence[str], *, bounds: Collection[str]) -> Figure:
-    """Draw each method's cumulative regret: the mean over the seeds, and the first method's range."""
+def regret(standings: Standings) -> Figure:
+    """Draw methods' cumulative regret: the mean over the seeds, and the first method's range."""
     canvas, (axis,) = figure(height=3.4)
-    best = comparisons[0].best
-    for method, line in lines(methods, bounds=bounds):
-        if method != best:
-            series = np.array([comparison.regret(method) for comparison in comparisons])
+    for method, line in lines(shown(standings), bounds=("tags",)):
+        if method != standings.best:
+            series = np.array(standings.regret(method))
             axis.plot(series.mean(axis=0), **line)
-            if method == methods[0]:
+            if method == standings.subject:
                 slots = range(series.shape[1])
                 axis.fill_between(slots, series.min(0), series.max(0), color=line["color"], alpha=0.15, lw=0)
     axis.axhline(0, color=INK, lw=0.6)
-    axis.set(title=f"Cumulative regret against “{best}”", xlabel="slot")
+    axis.set(title=f"Cumulative regret against “{standings.best}”", xlabel="slot")
     name_below(canvas)
     return canvas
 
@@ -179,7 +155,6 @@ def shown(standings: Standings) -> list[str]:
     return list(dict.fromkeys([*wanted, *others, *variants]))[:MOST]
 
 
-@styled
 def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
     """Draw reward against memory (MB of so many models): a line for each that fills panels, a level for others."""
     canvas, (axis,) = figure(height=4.2)

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 import tanbr
 from tanbr.files import write_atomically
 from tanbr.lab import pictures
-from tanbr.lab.compare import Comparison
 from tanbr.lab.jobs import commit
 from tanbr.lab.standings import Standings
 
@@ -33,37 +32,24 @@ def drawing(canvas: Figure) -> Markup:
     return Markup(pictures.svg(canvas))  # noqa: S704 - our own drawing
 
 
-def write_report(
-    path: Path,
-    result: Comparison,
-    *,
-    title: str,
-    command: str,
-    facts: Mapping[str, str],
-    tasks: Sequence[str],
-    tail: int,
+def write_page(
+    path: Path, standings: Standings, *, title: str, command: str, facts: Mapping[str, str], about: str
 ) -> Path:
     """Write a page about a comparison and its first method; a browser has nothing to fetch for it."""
-    subject = next(iter(result.records))
-    mix, blend = _followed(result, subject, tasks)
+    mix, blend = _followed(standings)
     drawn = {
         "What the traffic held, and what the monitor made of it without any tag": mix,
         "What was served: one dense model per slot": blend,
-        "What it earned": pictures.rewards([result], list(result.records), bounds=(result.best,)),
-        "What it missed": pictures.regret([result], list(result.records), bounds=()),
+        "What it earned": pictures.rewards(standings),
+        "What it missed": pictures.regret(standings),
     }
-    header, rows = result.table(tail=tail)
-    about = (
-        "Reward is in [0, 1]: the share of right answers, and for scores 1 − error over half the scale. ± is one "
-        f"standard error over slots. Regret is what “{result.best}”, which is told the true mix, earned more on the "
-        "same requests."
-    )
     shown = [{"caption": caption, "svg": drawing(canvas)} for caption, canvas in drawn.items()]
+    tables = [{"title": title, "header": header, "rows": rows} for title, header, rows in lay_out(standings)]
     parts = [
-        {"name": "reward", "title": "Reward", "about": about, "tables": [{"header": header, "rows": rows}]},
+        {"name": "reward", "title": "Reward", "about": about, "tables": tables[:1]},
         {"name": "slots", "title": "Slot by slot", "pictures": shown},
     ]
-    values = {"title": title, "command": command, "facts": facts, "subject": subject, "parts": parts}
+    values = {"title": title, "command": command, "facts": facts, "subject": standings.subject, "parts": parts}
     return write_atomically(path, page("page.html", **values))
 
 
@@ -83,23 +69,21 @@ def write(
         pictures.png(pictures.dial(standings, memory), out / "dial.png")
     path = write_atomically(out / "simulate.json", json.dumps({**about, **standings.to_json()}, indent=1) + "\n")
     write_atomically(out / "results.md", markdown(standings, command=command))
-    comparisons = list(standings.comparisons.values())
-    drawn, bounds = pictures.shown(standings), (standings.best, "tags")
-    pictures.png(pictures.rewards(comparisons, drawn, bounds=bounds), out / "reward.png")
-    pictures.png(pictures.regret(comparisons, drawn, bounds=bounds), out / "regret.png")
-    mix, blend = _followed(comparisons[0], standings.subject, standings.tasks)
-    pictures.png(mix, out / "mix.png")
-    pictures.png(blend, out / "blend.png")
+    mix, blend = _followed(standings)
+    drawn = {"reward": pictures.rewards(standings), "regret": pictures.regret(standings), "mix": mix, "blend": blend}
+    for name, canvas in drawn.items():
+        pictures.png(canvas, out / f"{name}.png")
     return path
 
 
-def _followed(result: Comparison, method: str, tasks: Sequence[str]) -> tuple[Figure, Figure]:
-    """Draw the true mix over the one that a method was asked with, and the blend that it served."""
-    records = result.records[method]
+def _followed(standings: Standings) -> tuple[Figure, Figure]:
+    """Draw the first seed's true mix over the one that the first method was asked with, and the blend it served."""
+    method, true = standings.subject, next(iter(standings.mixes.values()))
+    records = standings.by_method[method][0].records
     asked, served = np.array([r.task_mix for r in records]), np.array([r.blend for r in records])
     experts = [f"expert {k}" for k in range(served.shape[1])]
-    mixes = [("True task mix", result.mixes), (f"Task mix ψ, as {method} was asked with", asked)]
-    return pictures.shares(mixes, tasks), pictures.shares([(f"Blend x served by {method}", served)], experts)
+    mixes = [("True task mix", true), (f"Task mix ψ, as {method} was asked with", asked)]
+    return pictures.shares(mixes, standings.tasks), pictures.shares([(f"Blend x served by {method}", served)], experts)
 
 
 def markdown(standings: Standings, *, command: str) -> str:
@@ -115,7 +99,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def lay_out(standings: Standings) -> Iterator[Laid]:
     """Lay out rewards, the first method above each rival, and the tasks' own metrics."""
-    late, seeds = standings.late, list(standings.comparisons)
+    late, seeds = standings.late, list(standings.mixes)
     header = ["method", "reward", f"from slot {late} on", "regret per slot", "merges"]
     rows = []
     for method in standings.methods:
@@ -126,7 +110,7 @@ def lay_out(standings: Standings) -> Iterator[Laid]:
             rows[-1].append(f"{100 * np.mean(share):.1f}%")
     if "tags" in standings.methods:
         header.append("share of tags")
-    title = f"Reward in [0, 1], mean and 95% interval over {len(seeds)} seeds and their slots"
+    title = f"Reward in [0, 1], mean and 95% interval over the slots of seed {', '.join(map(str, seeds))}"
     yield f"{title}; regret is against “{standings.best}”", header, rows
 
     for own in standings.variants:

@@ -3,21 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 
 from tanbr.errors import TanbrError
-from tanbr.files import check_writable
+from tanbr.lab import jobs
 from tanbr.lab import settings as configuration
-from tanbr.lab.compare import Comparison, compare
 from tanbr.lab.corpus import Corpus, of_data
-from tanbr.lab.jobs import Job, Kept, Tick, do, load
+from tanbr.lab.jobs import Job, Kept, Moved, Tick
 from tanbr.lab.methods import AVERAGE, Bench, Conditions, method
 from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Traffic
 from tanbr.lab.train.checkpoints import digest
+from tanbr.lab.world import Contestant
 from tanbr.merge import open as open_moe
 from tanbr.merge.sources.expert_list import is_list, read_list
 from tanbr.moe.device import device_of
@@ -25,9 +24,8 @@ from tanbr.tasks.metrics import figure
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import FloatArray, SlotRecord
 
-Watch = Callable[[int, str, int, float], None]  # seed, method, slots done, mean reward of the last few
-Place = tuple[int, str]  # seed and method
-RECENT = 20
+Records: TypeAlias = list[SlotRecord]
+RECENT = 20  # slots whose mean reward is shown
 
 
 @dataclass(frozen=True)
@@ -136,37 +134,37 @@ class Answered:
         return {task.name: figure(task, *map(np.array, self.told[task.name])) for task in enough}
 
 
-def play(
-    study: Study, bench: Bench, seed: int, name: str, watch: Watch | None = None
-) -> tuple[list[SlotRecord], FloatArray]:
+def served(contestant: Contestant, stream: Traffic, tasks: Sequence[Task], tick: Tick) -> tuple[Records, Answered]:
+    """Let one method serve a stream: its slots, and what it answered."""
+    answered = Answered(tasks)
+    records: Records = []
+    for slot in stream:
+        records.append(contestant.play(slot.rows, answered))
+        recent = np.nanmean([record.total_reward for record in records[-RECENT:]])
+        tick(len(records), len(stream), f"reward {recent:.3f}")
+    return records, answered
+
+
+def play(study: Study, bench: Bench, seed: int, name: str, tick: Tick) -> tuple[Records, FloatArray]:
     """Run one method over the stream of one seed: its slots, and the tasks' own metrics (V,)."""
     stream, tasks = study.stream(bench.corpus, seed), bench.corpus.tasks
-    one = method(name)
-    bench = bench.merging(one.merging)
-    contestant = one.contestant(bench, mixes=stream.mixes, seed=seed)
-    answered = Answered(tasks)
-
-    def report(so_far: Comparison, _: Any) -> None:
-        if watch:
-            done = so_far.records[name]
-            watch(seed, name, len(done), float(np.nanmean([r.total_reward for r in done[-RECENT:]])))
-
+    contestant = method(name).contestant(bench, mixes=stream.mixes, seed=seed)
     try:
-        result = compare({name: contestant}, stream, best=name, watch=report, collect=answered)
+        records, answered = served(contestant, stream, tasks, tick)
     except TanbrError as error:
         raise type(error)(f"method {name}, seed {seed}, slot {contestant.learner.slot.number}: {error}") from None
     found = answered.figures()
-    return result.records[name], np.array([found.get(task.name, np.nan) for task in tasks])
+    return records, np.array([found.get(task.name, np.nan) for task in tasks])
 
 
 COLUMNS = ("merge_version", "task_mix", "blend", "reward", "counts")  # of a slot, as they are kept
 
 
-def job_of(study: Study, bench: Bench, seed: int, name: str, watch: Watch | None = None) -> Job:
+def job_of(study: Study, bench: Bench, seed: int, name: str) -> Job:
     """Describe one method and seed as a job."""
 
-    def run(_: Tick) -> dict[str, Any]:
-        records, figures = play(study, bench, seed, name, watch)
+    def run(tick: Tick) -> dict[str, Any]:
+        records, figures = play(study, bench, seed, name, tick)
         slots = {column: [np.round(getattr(record, column), 4) for record in records] for column in COLUMNS}
         return {"figures": np.round(figures, 4), "slots": slots}
 
@@ -186,33 +184,18 @@ def simulate(
     seeds: Sequence[int],
     *,
     out: Path,
-    watch: Watch | None = None,
+    moved: Moved = lambda *_: None,
     finished: Callable[[Outcome, bool], None] = lambda *_: None,
 ) -> list[Outcome]:
-    """Run every method with every seed and keep each result in `out`/runs; those that are there are not run again.
+    """Run every method with every seed and keep each result in `out`/runs; those that are there are not run again."""
+    bench = study.bench()
+    made = [(seed, name, job_of(study, bench, seed, name)) for seed in seeds for name in names]
+    todo = {one[2].name: one for one in made}
+    outcomes: dict[str, Outcome] = {}
 
-    A job that fails stops no other; the first error is raised when all that can be done is done.
-    """
-    bench, folder = study.bench(), out / "runs"
-    jobs = {(seed, name): job_of(study, bench, seed, name, watch) for seed in seeds for name in names}
-    outcomes: dict[Place, Outcome] = {}
+    def take(job: str, kept: Kept, was_there: bool) -> None:
+        outcomes[job] = _outcome(*todo[job], kept)
+        finished(outcomes[job], was_there)
 
-    def take(place: Place, kept: Kept, was_there: bool) -> None:
-        outcomes[place] = _outcome(*place, jobs[place], kept)
-        finished(outcomes[place], was_there)
-
-    for place, job in jobs.items():
-        if (kept := load(folder, job)) is not None:
-            take(place, kept, True)
-    missing = [place for place in jobs if place not in outcomes]
-    check_writable(folder)
-    torch.set_num_threads(1)
-    errors = []
-    for place in missing:
-        try:
-            take(place, do(folder, jobs[place]), False)
-        except TanbrError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    return [outcomes[place] for place in jobs]
+    jobs.run(out / "runs", [job for *_, job in todo.values()], moved=moved, finished=take)
+    return [outcomes[job] for job in todo]

@@ -1,14 +1,13 @@
 """What a simulation says: rewards and paired differences with their intervals, and the tasks' own metrics."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from tanbr.lab.compare import Comparison
 from tanbr.lab.intervals import Interval, interval
 from tanbr.lab.simulate import Outcome
 from tanbr.types import FloatArray, to_jsonable
@@ -20,27 +19,24 @@ BOUND = "best-per-slot"
 class Standings:
     """Outcomes of the same methods with several seeds; all others are compared with the first method."""
 
-    tasks: tuple[str, ...]
-    comparisons: dict[int, Comparison]  # seed → what every method did
     outcomes: Sequence[Outcome]
-
-    @classmethod
-    def of(cls, outcomes: Sequence[Outcome], *, tasks: Sequence[str], mixes: dict[int, FloatArray]) -> "Standings":
-        """Group outcomes by seed; `mixes` are the true ones of each seed's stream (T, V)."""
-        earned: dict[str, list[float]] = {}
-        for outcome in outcomes:
-            earned.setdefault(outcome.method, []).extend(record.total_reward for record in outcome.records)
-        best = BOUND if BOUND in earned else max(earned, key=lambda name: np.mean(earned[name]))
-        comparisons = {
-            seed: Comparison(true, {o.method: o.records for o in outcomes if o.seed == seed}, best)
-            for seed, true in mixes.items()
-        }
-        return cls(tuple(tasks), comparisons, outcomes)
+    tasks: Sequence[str]
+    mixes: dict[int, FloatArray]  # seed → the true mixes of its stream (T, V)
 
     @cached_property
+    def by_method(self) -> dict[str, list[Outcome]]:
+        """The methods in their order, and what each did with every seed."""
+        found: dict[str, list[Outcome]] = {outcome.method: [] for outcome in self.outcomes}
+        for seed in self.mixes:
+            for outcome in self.outcomes:
+                if outcome.seed == seed:
+                    found[outcome.method].append(outcome)
+        return found
+
+    @property
     def methods(self) -> list[str]:
         """The methods, in their order."""
-        return list(dict.fromkeys(outcome.method for outcome in self.outcomes))
+        return list(self.by_method)
 
     @property
     def subject(self) -> str:
@@ -55,21 +51,21 @@ class Standings:
         own = [m for m in self.methods if re.split(r"[+@]", m)[0] == base and not any(word in m for word in bounds)]
         return [self.subject, *(m for m in own if m != self.subject)]
 
-    @property
+    @cached_property
     def best(self) -> str:
-        """The method that regret is measured against."""
-        return next(iter(self.comparisons.values())).best
+        """The method that regret is measured against: the bound, or what earned most."""
+        return BOUND if BOUND in self.by_method else max(self.methods, key=lambda name: np.mean(self.rewards(name)))
 
     def held(self, method: str) -> int:
         """How many models a method holds: G of a panel, all K experts with tags, or one."""
         if method.split("+")[0] in ("tags", "untagged"):
-            return len(next(iter(self.comparisons.values())).records[method][0].blend)
+            return len(self.by_method[method][0].records[0].blend)
         found = re.search(r"@(\d+)", method)
         return int(found[1]) if found else 1
 
     def rewards(self, method: str) -> list[FloatArray]:
         """Mean reward of each slot's requests, one (T,) a seed."""
-        return [comparison.rewards(method) for comparison in self.comparisons.values()]
+        return [np.array([record.total_reward for record in one.records]) for one in self.by_method[method]]
 
     def reward(self, method: str, *, after: int = 0) -> Interval:
         """Average the reward from slot `after` on."""
@@ -77,29 +73,34 @@ class Standings:
 
     def above(self, method: str, rival: str, after: int = 0) -> Interval:
         """Average the difference to a rival on the same requests, from slot `after` on."""
-        pairs = zip(self.rewards(method), self.rewards(rival), strict=True)
-        return interval([(own - other)[after:] for own, other in pairs])
+        return interval([(own - other)[after:] for own, other in self._pairs(method, rival)])
+
+    def regret(self, method: str) -> list[FloatArray]:
+        """Cumulative difference to the best method on the same requests, one (T,) a seed."""
+        return [np.cumsum(best - own) for best, own in self._pairs(self.best, method)]
+
+    def _pairs(self, method: str, rival: str) -> Iterable[tuple[FloatArray, FloatArray]]:
+        return zip(self.rewards(method), self.rewards(rival), strict=True)
 
     def of_tags(self, method: str) -> list[float] | None:
         """Divide the reward by that of the un-merged MoE with tags, per seed; None where it did not run."""
         if "tags" not in self.methods:
             return None
-        pairs = zip(self.rewards(method), self.rewards("tags"), strict=True)
-        return [float(own.mean() / other.mean()) for own, other in pairs]
+        return [float(own.mean() / other.mean()) for own, other in self._pairs(method, "tags")]
 
     def merges(self, method: str) -> list[int]:
         """Count the merges, per seed."""
-        return [comparison.records[method][-1].merge_version for comparison in self.comparisons.values()]
+        return [outcome.records[-1].merge_version for outcome in self.by_method[method]]
 
     def figures(self, method: str) -> FloatArray:
         """Average the tasks' own metrics over the seeds in which they came (V,)."""
-        table = np.ma.masked_invalid([outcome.figures for outcome in self.outcomes if outcome.method == method])
+        table = np.ma.masked_invalid([outcome.figures for outcome in self.by_method[method]])
         return np.asarray(table.mean(axis=0).filled(np.nan))
 
     @property
     def late(self) -> int:
         """Where the last half of the slots starts: what is earned once learning is over."""
-        return min(len(comparison.mixes) for comparison in self.comparisons.values()) // 2
+        return min(map(len, self.mixes.values())) // 2
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the slots."""
@@ -111,7 +112,7 @@ class Standings:
                 "regret_a_slot": self.above(self.best, method).mean,
                 "models": self.held(method),
                 "merges": self.merges(method),
-                "seconds_a_slot": [o.seconds / len(o.records) for o in self.outcomes if o.method == method],
+                "seconds_a_slot": [one.seconds / len(one.records) for one in self.by_method[method]],
                 "figures": dict(zip(self.tasks, self.figures(method), strict=True)),
             }
             for method in self.methods
@@ -125,7 +126,7 @@ class Standings:
             for method in self.variants
         }
         values = {
-            "seeds": list(self.comparisons),
+            "seeds": list(self.mixes),
             "tasks": self.tasks,
             "late_from_slot": self.late,
             "regret_against": self.best,

@@ -110,9 +110,9 @@ def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path) -> None:
         reproduce([part("one", "two", "three", stop="two")], setup(tmp_path))
     heard: list[tuple[str, object]] = []
     parts = [part("one", "two", "three", "one")]
-    reproduce(parts, setup(tmp_path), finished=lambda name, kept: heard.append((name, kept.result)))
+    reproduce(parts, setup(tmp_path), finished=lambda name, kept, was_there: heard.append((name, was_there)))
     assert ran == ["one", "two", "two", "three"]
-    assert heard == [("two", "two"), ("three", "three")]
+    assert heard == [("one", True), ("two", False), ("three", False)]
 
 
 def test_a_model_of_the_other_kind_is_refused() -> None:

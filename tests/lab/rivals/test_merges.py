@@ -9,12 +9,14 @@ from torch import Tensor
 
 from moe.tiny import build
 from tanbr.errors import DataError
-from tanbr.lab.rivals.fisher import FisherMean, diagonal, fisher
+from tanbr.lab.rivals import fisher as fisher_of
+from tanbr.lab.rivals.fisher import diagonal, fisher
 from tanbr.lab.rivals.probes import Probe
-from tanbr.lab.rivals.regmean import Regression, grams, regmean
+from tanbr.lab.rivals.regmean import regmean
 from tanbr.merge import Moe
+from tanbr.merge import measure as measuring
 from tanbr.merge import open as open_moe
-from tanbr.merge.measure import experts_alone, linears
+from tanbr.merge.measure import experts_alone, grams, linears
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert_moe", {}),
@@ -55,15 +57,19 @@ def family(request, tmp_path_factory) -> Moe:
     return saved(tmp_path_factory.mktemp("moe"), request.param)
 
 
-def test_what_no_expert_has_seen_is_averaged() -> None:
-    mean, nothing, regression = FisherMean(), FisherMean(), Regression(1.0)
-    for value in (1.0, 3.0):
-        mean.add(torch.full((2,), value), torch.tensor([value, 0.0]))
-        nothing.add(torch.full((2,), value), torch.zeros(2))
-        regression.add(torch.full((1, 2), value), torch.tensor([[value, 0.0], [0.0, 0.0]]).double())
-    assert mean.value[1] == pytest.approx(2.0)
-    assert nothing.value.tolist() == [2.0, 2.0]
-    assert regression.solve(torch.full((1, 2), 2.0))[0, 1] == pytest.approx(2.0)
+@merges
+def test_where_no_expert_has_seen_anything_weights_are_averaged(family: Moe, merge, monkeypatch) -> None:
+    def nothing(model: Any, layers: Any, own: Any) -> dict[str, Tensor]:
+        weights = {name: model.get_parameter(f"{name}.weight") for name in layers}
+        if merge is regmean:
+            return {name: 1e-9 * torch.eye(weight.shape[1]).double() for name, weight in weights.items()}
+        return {f"{name}.weight": torch.zeros_like(weight) for name, weight in weights.items()}
+
+    place, name = (measuring, "grams") if merge is regmean else (fisher_of, "diagonal")
+    monkeypatch.setattr(place, name, nothing)
+    merged, average = merge(family, some_probes(family)).state_dict(), family.dense().state_dict()
+    for name, value in average.items():
+        torch.testing.assert_close(merged[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_the_information_is_that_of_single_rows(family: Moe) -> None:
@@ -91,7 +97,7 @@ def test_regmean_solves_every_layers_regression(family: Moe) -> None:
     for model, own in experts_alone(family, probes):
         layers = linears(family, model)
         assert len(layers) == sum("bias" not in part.role for site in family.sites for part in site.parts)
-        for name, gram in grams(model, layers, own).items():
+        for name, gram in grams(model, layers, [probe.inputs for probe in own]).items():
             away = (merged.get_parameter(f"{name}.weight") - layers[name].weight).double() @ gram
             slope[name] = slope.get(name, 0) + away  # of Σ_k mean ‖W x − W_k x‖² / 2
             scale[name] = scale.get(name, 0) + away.abs()

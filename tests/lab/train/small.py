@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file
@@ -112,21 +111,11 @@ def moe(folder: Path, kind: str = "bert", *, experts: int = 3, card: Card | None
     return write(model, folder / "moe", start, card=card)
 
 
-class Alone:
-    """A pool of no thread: what stands for another device is known to the thread that asked for it alone."""
-
-    map = staticmethod(map)
-
-    def __init__(self, workers: int) -> None:
-        assert workers == 1  # whatever was asked for: a device has no cores to share
-
-
 def elsewhere_too(out: Path, train: Callable[[Preset, Path], Path], config: Preset = CONFIG) -> None:
     """Train here, and on another device: files that end in the same name hold the same tensors."""
     with elsewhere() as device:
         here = train(config, out / "here")
-        with patch("tanbr.lab.train.pretrain.ThreadPoolExecutor", Alone):
-            there = train(config.model_copy(update={"device": str(device)}), out / "there")
+        there = train(config.model_copy(update={"device": str(device)}), out / "there")
     files = [file.relative_to(here) for file in here.rglob("*.safetensors")]
     assert files
     for file in files:

@@ -1,26 +1,22 @@
 """K dense views compute and learn what the MoE does that is routed by task."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from torch import Tensor
-from torch.func import functional_call
 
 from lab.train import small
 from tanbr.errors import ConfigError
 from tanbr.lab.tasks import glue
 from tanbr.lab.train.checkpoints import card_of, load, prepare, upcycled
 from tanbr.lab.train.expert_views import LIST, ExpertViews
-from tanbr.lab.train.objectives import Batch, Objective, objective_of
+from tanbr.lab.train.objectives import Objective, objective_of
 from tanbr.merge import open as open_moe
-from tanbr.moe.layer import TaskRouting, routed
+from tanbr.moe.layer import BlendRouting, TaskRouting, routed
 from tanbr.tasks.card import read_card
+from tanbr.types import FloatArray
 
 
 @pytest.fixture(params=["bert", "t5"])
@@ -43,47 +39,29 @@ def apart(experts: ExpertViews) -> None:
 EXACT = {"rtol": 1e-9, "atol": 1e-12}  # float64: sums of some thousand products, each with an error of 1.1e-16
 
 
-def mean(goal: Objective, batch: Batch) -> Callable[[Any], Tensor]:
-    return lambda view: goal.row_losses(view, batch).mean()
-
-
-def test_gradients_are_those_of_the_moe_routed_by_task(start: Path) -> None:
+@pytest.mark.parametrize("blends", [None, np.random.default_rng(0).dirichlet(np.ones(3), 3)])
+def test_gradients_are_those_of_the_moe_that_is_routed_so(start: Path, blends: FloatArray | None) -> None:
     goal, experts = objective(start), ExpertViews(load(start).double(), experts=3)
-    batches = [goal.encode(small.TRAIN[task.name][:4]) for task in small.TASKS]
-    with ThreadPoolExecutor(2) as workers:
-        experts.backward([(v, mean(goal, batch)) for v, batch in enumerate(batches)], workers=workers)
+    apart(experts)
     moe = upcycled(start, experts=3).double()
-    for v, batch in enumerate(batches):
-        with routed(moe, TaskRouting(torch.full((4,), v))):
-            goal.row_losses(moe, batch).mean().backward()
+    weights = {name: torch.stack([experts.weights(k)[name].detach() for k in range(3)]) for name in experts.names}
+    moe.load_state_dict(weights, strict=False)
+    for v, task in enumerate(small.TASKS):
+        batch = goal.encode(small.TRAIN[task.name][:4])
+        blend = None if blends is None else blends[v]
+        loss = goal.row_losses(experts.view(v, blend), batch).mean()
+        loss.backward()
+        routing = TaskRouting(torch.full((4,), v)) if blend is None else BlendRouting(torch.from_numpy(blend))
+        with routed(moe, routing):
+            same = goal.row_losses(moe, batch).mean()
+        same.backward()
+        torch.testing.assert_close(loss, same, **EXACT)
     for name in experts.names:
         stacked = torch.stack([experts.weights(k)[name].grad for k in range(3)])
         torch.testing.assert_close(stacked, moe.get_parameter(name).grad, **EXACT)
+        assert experts.dense.get_parameter(name).grad is None
     for name, weight in experts.shared().items():
         torch.testing.assert_close(weight.grad, moe.get_parameter(name).grad, **EXACT)
-
-
-def test_a_blends_gradients_are_those_of_the_weighted_sum_of_experts(start: Path) -> None:
-    goal, experts = objective(start), ExpertViews(load(start).double(), experts=3)
-    apart(experts)
-    batches = [goal.encode(small.TRAIN[task.name][:4]) for task in small.TASKS]
-    blends = np.random.default_rng(0).dirichlet(np.ones(3), 3)
-    with ThreadPoolExecutor(2) as workers:
-        losses = [(v, mean(goal, batch)) for v, batch in enumerate(batches)]
-        values = experts.backward(losses, workers=workers, blends=blends)
-    found = {name: weight.grad for name, weight in experts.named_parameters()}
-    experts.zero_grad()
-    for value, batch, blend in zip(values, batches, blends, strict=True):
-        merged = {
-            name: sum(share * experts.weights(k)[name] for k, share in enumerate(blend)) for name in experts.names
-        }
-        loss = mean(goal, batch)(lambda merged=merged, **inputs: functional_call(experts.dense, merged, (), inputs))
-        assert loss.item() == pytest.approx(value, rel=1e-12)
-        loss.backward()
-    assert {name for name, gradient in found.items() if gradient is None} == {f"dense.{name}" for name in experts.names}
-    for name, weight in experts.named_parameters():
-        if found[name] is not None:
-            torch.testing.assert_close(found[name], weight.grad, **EXACT)
 
 
 def test_what_is_written_answers_as_the_views_do(start: Path, tmp_path: Path) -> None:
@@ -130,6 +108,6 @@ def test_adapters_are_trained_alone_and_each_for_its_task(tmp_path: Path) -> Non
     config = CONFIG.model_copy(update={"mergeable": 0.5})
     with pytest.raises(ConfigError, match="leave out mergeable, or adapters"):
         small.train(small.bert(tmp_path / "dense"), tmp_path / "out", config=config)
-    with pytest.raises(ConfigError, match="leave out --routing token, or adapters"):
-        small.train(tmp_path / "dense", tmp_path / "out", config=CONFIG, routing="token")
+    with pytest.raises(ConfigError, match="leave out --routing none, or adapters"):
+        small.train(tmp_path / "dense", tmp_path / "out", config=CONFIG, routing="none")
     assert not (tmp_path / "out").exists()

@@ -64,13 +64,6 @@ def test_only_norms_and_gates_move_and_the_moe_is_written(kind: str, router: str
         assert read_card(written) == KNOWN
 
 
-@pytest.mark.parametrize("router", ["fisher", "regmean"])
-def test_a_merge_without_blends_is_written_dense(router: str, tmp_path: Path) -> None:
-    result = run(small.moe(tmp_path, card=KNOWN), router, tmp_path / "out")
-    assert result["figures"]["tuned even"] == result["figures"]["tuned own"]
-    assert load(tmp_path / "out" / router / "model").config.model_type == "bert"
-
-
 def test_the_loss_falls(tmp_path: Path) -> None:
     checkpoint = small.moe(tmp_path)
 

@@ -43,12 +43,9 @@ def _play(setup: Setup, mix: str, method: str, seed: int, tick: Tick) -> dict[st
     scale = setup.scale
     study = Study(
         setup.bert_moe.path, data=setup.data, traffic=TRAFFIC[mix], slots=scale.slots + scale.after,
-        requests=scale.requests, pool=scale.pool,
+        requests=scale.requests, pool=scale.pool, answers="labels",
     )  # fmt: skip
-    records, _ = play(
-        study, setup.bench, seed, method,
-        lambda _, name, slots, reward: tick(slots, study.slots, f"{name}, {mix}: reward {reward:.3f}"),
-    )  # fmt: skip
+    records, _ = play(study, setup.bench, seed, method, tick)
     return {"rewards": np.round([record.total_reward for record in records], 4)}
 
 

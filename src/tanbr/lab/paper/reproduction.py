@@ -7,7 +7,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ import torch
 from tanbr.errors import ConfigError
 from tanbr.files import check_writable, write_atomically
 from tanbr.lab import jobs
-from tanbr.lab.corpus import Progress
-from tanbr.lab.jobs import Job, Kept
+from tanbr.lab.jobs import Job, Kept, Moved
 from tanbr.lab.paper import fig6, online, table1, theorem1, tuned
 from tanbr.lab.paper.claim import VERDICTS, Claim, Findings, Part, Verdict
 from tanbr.lab.paper.setup import Setup
@@ -84,22 +82,14 @@ def reproduce(
     parts: Sequence[Part],
     setup: Setup,
     *,
-    moved: Progress = lambda *_: None,
-    finished: Callable[[str, Kept], None] = lambda *_: None,
+    moved: Moved = lambda *_: None,
+    finished: Callable[[str, Kept, bool], None] = lambda *_: None,
 ) -> Reproduction:
-    """Run each missing job once (`moved` hears how far it is, `finished` its result), and judge the claims."""
+    """Run each missing job once, and judge the claims."""
     for part in parts:
         setup.check(part.needs, part.name)
-    torch.set_num_threads(1)  # sums are the same on every machine, and a neighbour's load matters less
     of = {part.name: part.jobs(setup) for part in parts}
-    once = {job.name: job for own in of.values() for job in own}
-    kept = {name: found for name, job in once.items() if (found := jobs.load(folder(setup), job)) is not None}
-    check_writable(folder(setup))
-    for name, job in once.items():
-        if name not in kept:
-            moved(name, 0, 1, "")
-            kept[name] = jobs.do(folder(setup), job, partial(moved, name))
-            finished(name, kept[name])
+    kept = jobs.run(folder(setup), [job for own in of.values() for job in own], moved=moved, finished=finished)
     shutil.rmtree(setup.out / "work", ignore_errors=True)  # models and states: everything is measured
     results = {name: one.result for name, one in kept.items()}
     findings = {part.name: part.findings(setup, results) for part in parts}

@@ -193,4 +193,4 @@ class Setup:
     @cached_property
     def bench(self) -> Bench:
         """What all online methods share; answers are computed once."""
-        return Bench(self.bert_moe, self.corpus, Config())
+        return Bench(self.bert_moe, self.corpus, Config(), answers="labels")

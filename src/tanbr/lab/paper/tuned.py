@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from tanbr.errors import CheckpointError
-from tanbr.lab.compare import compare
 from tanbr.lab.intervals import Spread
 from tanbr.lab.jobs import Job, Tick
 from tanbr.lab.paper import claim
@@ -24,7 +23,7 @@ from tanbr.lab.paper.setup import Setup
 from tanbr.lab.paper.table1 import work_time
 from tanbr.lab.pictures import bar_chart, line_chart, smooth
 from tanbr.lab.rivals import FixedBlend
-from tanbr.lab.simulate import Answered
+from tanbr.lab.simulate import served
 from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Traffic
 from tanbr.lab.train import finetune
@@ -153,10 +152,9 @@ def _serve(setup: Setup, seed: int, tuner: Tuner, objective: Objective) -> dict[
     monitor = corpus.taught_monitor(MonitorConfig(), seed=seed)
     world = StreamWorld(server.respond, corpus.space, delay=scale.served_slots + 1)  # no reward comes in time to teach
     contestant = Contestant(world, router, monitor, start=StartBlend("even", experts=K))
-    answered = Answered(corpus.tasks)
-    result = compare({"tuned": contestant}, stream, best="tuned", collect=answered)
+    records, answered = served(contestant, stream, corpus.tasks, lambda *_: None)
     return {
-        "reward": float(result.rewards("tuned").mean()),
+        "reward": float(np.mean([record.total_reward for record in records])),
         "figures": answered.figures(least=scale.least_answers),
         "answer_seconds": statistics.median(server.answer_seconds),
         "merge_seconds": statistics.median(server.merge_seconds) if isinstance(tuner, MergedTuner) else 0.0,

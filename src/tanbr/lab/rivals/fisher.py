@@ -18,36 +18,22 @@ FLOOR = 1e-6  # of information, relative to its mean: where no expert knows anyt
 
 
 def fisher(moe: Moe, probes: Probes) -> Any:
-    """Merge the experts into a dense model."""
-    means: dict[str, FisherMean] = defaultdict(FisherMean)
+    """Merge the experts into a dense model: each parameter is Σ_k F_k θ_k / Σ_k F_k.
+
+    Each F is scaled to a mean of 1, or experts in doubt would rule.
+    """
+    weighted, total = defaultdict[str, Any](int), defaultdict[str, Any](int)
     for model, own in experts_alone(moe, probes):
         for name, information in diagonal(model, linears(moe, model), own).items():
-            means[name].add(model.get_parameter(name).detach(), information)
+            mean = information.mean()
+            share = information / mean + FLOOR if mean > 0 else torch.ones_like(information)
+            weighted[name] += share * model.get_parameter(name).detach()
+            total[name] += share
     merged = moe.dense()
     with torch.no_grad():
-        for name, mean in means.items():
-            merged.get_parameter(name).copy_(mean.value)
+        for name, value in weighted.items():
+            merged.get_parameter(name).copy_(value / total[name])
     return merged
-
-
-class FisherMean:
-    """One tensor's Σ_k F_k θ_k / Σ_k F_k; each F is scaled to a mean of 1, or experts in doubt would rule."""
-
-    def __init__(self) -> None:
-        self._weighted: Tensor | int = 0
-        self._total: Tensor | int = 0
-
-    def add(self, parameter: Tensor, information: Tensor) -> None:
-        """Take in an expert's parameter θ_k and its information F_k, of one shape."""
-        mean = information.mean()
-        share = information / mean + FLOOR if mean > 0 else torch.ones_like(information)
-        self._weighted = self._weighted + share * parameter
-        self._total = self._total + share
-
-    @property
-    def value(self) -> Tensor:
-        """The mean of what was taken in."""
-        return torch.as_tensor(self._weighted / self._total)
 
 
 def diagonal(model: Any, layers: Mapping[str, nn.Linear], probes: Sequence[Probe]) -> dict[str, Tensor]:

@@ -5,107 +5,43 @@ Jin, Ren, Preotiuc-Pietro, Cheng: Dataless Knowledge Fusion by Merging Weights o
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
 from tanbr.errors import OutputError
-from tanbr.lab.rivals.probes import Probe, Probes
+from tanbr.lab.rivals.probes import Probes
 from tanbr.merge import Moe
 from tanbr.merge import measure as alone
-from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, SHRINKAGE, shrunk, solved, write_gram_matrices
-from tanbr.merge.skeleton import locate
-from tanbr.moe.family import Site
+from tanbr.merge.gram_matrices import FOLDER, SHRINKAGE, shrunk, solved
 
 RIDGE = 1e-6  # in float64; see `gram_matrices.RIDGE`
 
 
 def regmean(moe: Moe, probes: Probes, *, shrinkage: float = SHRINKAGE) -> Any:
-    """Merge the experts into a dense model; all that is not a linear layer's weight is averaged, biases too."""
-    regressions: dict[str, Regression] = defaultdict(partial(Regression, shrinkage))
+    """Merge the experts into a dense model; all that is not a linear layer's weight is averaged, biases too.
+
+    Every layer's Wᵀ is (Σ_k G_k)⁻¹ Σ_k G_k W_kᵀ; G_k is the mean of x xᵀ, off its diagonal times `shrinkage`.
+    """
+    left, right = defaultdict[str, Any](int), defaultdict[str, Any](int)  # (in, in), (in, out)
     for model, own in alone.experts_alone(moe, probes):
         layers = alone.linears(moe, model)
-        for name, gram in grams(model, layers, own).items():
-            regressions[name].add(layers[name].weight.detach(), gram)
+        for name, gram in alone.grams(model, layers, [probe.inputs for probe in own]).items():
+            part = shrunk(gram, shrinkage)
+            left[name] += part
+            right[name] += part @ layers[name].weight.detach().to(part).T
     merged = moe.dense()
     with torch.no_grad():
         for name, layer in alone.linears(moe, merged).items():
-            layer.weight.copy_(regressions[name].solve(layer.weight))
+            layer.weight.copy_(solved(left[name], right[name], layer.weight, ridge=RIDGE))
     return merged
 
 
-class Regression:
-    """One linear layer's Wᵀ = (Σ_k G_k)⁻¹ Σ_k G_k W_kᵀ; G_k is the mean of x xᵀ, off its diagonal times `shrinkage`."""
-
-    def __init__(self, shrinkage: float = SHRINKAGE) -> None:
-        self._shrinkage = shrinkage
-        self._left: Tensor | int = 0  # (in, in)
-        self._right: Tensor | int = 0  # (in, out)
-
-    def add(self, weight: Tensor, gram: Tensor) -> None:
-        """Take in an expert's weight (out, in) and the Gram matrix (in, in) of its inputs."""
-        part = shrunk(gram, self._shrinkage)
-        self._left = self._left + part
-        self._right = self._right + part @ weight.to(part).T
-
-    def solve(self, average: Tensor) -> Tensor:
-        """Solve for the merged weight (out, in); `average` is what unseen directions of the input get."""
-        return solved(torch.as_tensor(self._left), torch.as_tensor(self._right), average, ridge=RIDGE)
-
-
-def measure(
-    moe: Moe, probes: Probes, *, rows: int, merged: bool = False, report: Callable[[int], None] = lambda _: None
-) -> Path:
-    """Write the Gram matrices beside the experts; with `merged` those of RegMean++, behind layers that are merged."""
-    folder = moe.source.beside(FOLDER_MERGED if merged else FOLDER)
+def measure(moe: Moe, probes: Probes, *, rows: int, report: Callable[[int], None] = lambda _: None) -> Path:
+    """Write the Gram matrices beside the experts."""
+    folder = moe.source.beside(FOLDER)
     if folder.exists():
         raise OutputError(f"{folder} is there already; remove it to measure anew")
-    if not merged:
-        return alone.measure(moe, [[one.inputs for one in own] for own in probes], folder, rows=rows, report=report)
-    model = moe.dense()
-    layers = alone.learned(moe, model, probes[0][0].inputs)
-    averages = {name: layer.weight.detach().clone() for name, layer in layers.items()}
-    matrices = _behind_merged(moe, model, layers, probes, report)
-    return write_gram_matrices(
-        folder, averages, matrices, experts=moe.num_experts, by_layer=True, fingerprint=moe.fingerprint, rows=rows
-    )
-
-
-@torch.no_grad()
-def _behind_merged(
-    moe: Moe, model: Any, layers: Mapping[str, nn.Linear], probes: Probes, report: Callable[[int], None]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Measure (G, G Wᵀ) site after site, on each expert's rows with its own FFN; the sites before are merged."""
-    K = moe.num_experts
-    sites = dict.fromkeys(_site_of(moe)[name] for name in layers)  # in the order in which they run
-    for done, site in enumerate(sites):
-        own_layers = {name: layer for name, layer in layers.items() if _site_of(moe)[name] == site}
-        pieces = [piece for piece in moe.plan.blended if piece.target in {part.target for part in site.parts}]
-        found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in own_layers}
-        for expert, own in enumerate(probes):
-            for piece in pieces:
-                moe.source.average(locate(model, piece.target)[piece.region], piece, np.eye(K)[expert].tolist())
-            for name, gram in grams(model, own_layers, own).items():
-                found[name].append(alone.pair(gram, layers[name]))
-        for piece in pieces:
-            moe.source.average(locate(model, piece.target)[piece.region], piece, [1 / K] * K)
-        for name, pairs in found.items():
-            left, right = (torch.stack(side).mean(dim=0) for side in zip(*pairs, strict=True))
-            layers[name].weight.copy_(solved(left, right, layers[name].weight))
-            yield from pairs
-        report(K * (done + 1) // len(sites))
-
-
-def _site_of(moe: Moe) -> dict[str, Site]:
-    """Find the site that each linear layer belongs to."""
-    return {part.target.rpartition(".")[0]: site for site in moe.sites for part in site.parts}
-
-
-def grams(model: Any, layers: Mapping[str, nn.Linear], probes: Sequence[Probe]) -> dict[str, Tensor]:
-    """Average x xᵀ over all real tokens x that each layer sees: (in, in) float64, by the layers' names."""
-    return alone.grams(model, layers, [probe.inputs for probe in probes])
+    return alone.measure(moe, [[one.inputs for one in own] for own in probes], folder, rows=rows, report=report)

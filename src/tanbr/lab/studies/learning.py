@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tanbr.files import write_atomically
-from tanbr.lab.pictures import figure, lines, name_below, png, smooth, styled
+from tanbr.lab.pictures import figure, lines, name_below, png, smooth
 from tanbr.types import FloatArray
 
 FIRST, SETTLED, WINDOW = 20, 30, 20  # slots: the first, from which on, and over which a line is averaged
@@ -49,7 +49,6 @@ def figures(folder: Path) -> dict[str, Any]:
     return {"command": about["command"], "model_sha256": about["facts"]["model_sha256"], "rewards": earned}
 
 
-@styled
 def draw(above: list[str], below: list[str], path: Path) -> None:
     """Draw both parts: points above the part's first line in the last slots, averaged over the seeds."""
     canvas, axes = figure(height=5.6, rows=2)

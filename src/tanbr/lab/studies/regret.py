@@ -32,14 +32,12 @@ import numpy as np
 
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
+from tanbr.lab.methods import Card, ComparedMethod, Kind
 from tanbr.lab.pictures import line_chart, png
 from tanbr.lab.report import grid
 from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
 from tanbr.lab.simulate import Study
 from tanbr.lab.studies.reward_maps import MAPS, SUITES, BestBlends
-from tanbr.lab.world import Contestant, StreamWorld
-from tanbr.loop.choose import StartBlend
-from tanbr.loop.config import LoopConfig
 from tanbr.moe import embedded
 from tanbr.router import Tanbr
 from tanbr.router.config import PaperModeConfig, RouterConfig
@@ -151,20 +149,20 @@ class Requests:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.best = scenario, np.ones(scenario.slots)
-        study = Study(embedded.path(), slots=scenario.slots, rehearse=scenario.mix == PRACTICE)
+        tried = scenario.mix == PRACTICE
+        more: dict[str, Any] = {} if tried else {"practice": 0}
+        card: Card = "true" if REQUESTS[scenario.family] else "none"
+        study = Study(
+            embedded.path(), slots=scenario.slots, answers="labels", card=card, rehearse=tried, disjoint=tried, **more
+        )
         self.bench = study.bench()
         self.stream = study.stream(self.bench.corpus, scenario.seed)
-        self.own = self.bench.own_experts if REQUESTS[scenario.family] else ()
-        self.monitor = self.bench.corpus.taught_monitor(self.bench.config.monitor, seed=scenario.seed)
-        self.monitor.snapshot()  # fitted once, for all forks
+        self.own = self.bench.told_experts
 
     def run(self, router: Router) -> FloatArray:
         """Serve every slot; the rewards (T,)."""
-        practised: dict[str, Any] = {"practice": self.bench.practice, "disjoint": True}
-        more = practised if self.scenario.mix == PRACTICE else {}
-        world = StreamWorld(self.bench.model.each, self.bench.corpus.space, **more)
-        start = StartBlend(None, experts=self.bench.sizes[0], own_experts=self.own)
-        one = Contestant(world, router, self.monitor.fork(), start=start, config=LoopConfig())
+        made = ComparedMethod("tanbr", Kind(lambda *_: router, learns=True))
+        one = made.contestant(self.bench, mixes=self.stream.mixes, seed=self.scenario.seed)
         return np.array([one.play(slot.rows).total_reward for slot in self.stream])
 
 

@@ -76,32 +76,28 @@ def load(
 def _read(path: Path, task: Task) -> list[Row]:
     source = _SOURCES[task.name]
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"cannot read {task.name} at {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    numbered = [(number, line.rstrip("\r")) for number, line in enumerate(lines, start=1) if line.strip()]
-    header = list(source.header)
-    if not header and numbered:
-        header = numbered.pop(0)[1].split("\t")
+    lines = [(n, line.rstrip("\r").split("\t")) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    header = list(source.header) or (lines.pop(0)[1] if lines else [])
     missing = [name for name in (*source.columns, source.target) if name not in header]
     if missing:
         raise DataError(f"{path} has no column {missing[0]!r} (found: {', '.join(header) or 'nothing'})")
-    if not numbered:
+    if not lines:
         raise DataError(f"{path} holds no rows")
-    texts = [header.index(name) for name in source.columns]
-    target = header.index(source.target)
+    places = [header.index(name) for name in (*source.columns, source.target)]
     rows, broken = [], 0
-    for number, line in numbered:
-        fields = line.split("\t")
+    for number, fields in lines:
         if len(fields) != len(header):
             broken += 1
-            if broken > BROKEN_LINES * len(numbered):
+            if broken > BROKEN_LINES * len(lines):
                 raise DataError(f"{path}, line {number}: expected {len(header)} columns (got {len(fields)})")
             continue
-        text = _text([fields[index] for index in texts])
-        rows.append(Row(task=task.name, text=text, target=task.target(fields[target], where=f"{path}, line {number}")))
+        *texts, target = (fields[place] for place in places)
+        rows.append(Row(task.name, _text(texts), task.target(target, where=f"{path}, line {number}")))
     return rows
 
 

@@ -2,7 +2,7 @@
 
 Every step is a slot: a labelled batch, a blend for its mix, one gradient step of the norms, and the reward exp(−loss)
 per task: the paper's −loss, made to lie in [0, 1]. Rivals that train gates run through the same steps un-merged. Norms
-can also be tuned under draws around the blends that will be served, or in a merge that is always the same.
+can also be tuned under draws around the blends that will be served.
 
 In figures, `tags` answers each task by its own expert, `even` by what is chosen for an even mix, `own` for it alone.
 """
@@ -22,13 +22,10 @@ from torch import Tensor, nn
 
 from tanbr.errors import CheckpointError, ConfigError
 from tanbr.files import write_atomically
-from tanbr.lab.compare import Oracle
 from tanbr.lab.corpus import Progress, Rows
 from tanbr.lab.gates import Gated, Reinforce, Smear, Switch, gates_of
+from tanbr.lab.oracle import Oracle
 from tanbr.lab.rivals import ROUTERS, build
-from tanbr.lab.rivals.fisher import fisher
-from tanbr.lab.rivals.probes import probes_of
-from tanbr.lab.rivals.regmean import regmean
 from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, own_experts, write
 from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.objectives import Batch, Batches, Objective, objective_of
@@ -58,13 +55,11 @@ LEAST_CONCENTRATION = 0.1  # of every expert in a draw around a blend that will 
 SERVED = "served"  # draws around the blends that will be served
 AVERAGE = "average"  # how blends are merged, unless a name says otherwise, as served+regression does
 GATES: dict[str, type[Gated]] = {"switch": Switch, "rl": Reinforce, "smear": Smear}
-MERGES: dict[str, Callable[..., Any]] = {"fisher": fisher, "regmean": regmean}  # no blends, so no router
-PROBE_ROWS = 64  # a task, for a merge that needs data
 ALPHA = 0.3  # a step's task mix is a draw from Dirichlet(α): as even as the mixes of simulated traffic
 
 
 class Tuner(nn.Module):
-    """The norms of a dense model that is the same for every batch: a merge that is no blend. Its state is the norms."""
+    """The norms of a model; they are its state."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -252,8 +247,8 @@ def norms(model: nn.Module) -> dict[str, nn.Parameter]:
 def check(router: str) -> str:
     """Refuse a router that is not known."""
     name, _, method = router.partition("+")
-    if name not in (*ROUTERS, SERVED, *GATES, *MERGES):
-        known = ", ".join((*ROUTERS, SERVED, *GATES, *MERGES))
+    if name not in (*ROUTERS, SERVED, *GATES):
+        known = ", ".join((*ROUTERS, SERVED, *GATES))
         raise ConfigError(f"unknown router {router!r}; choose one of {known}")
     if router != name and name not in (*ROUTERS, SERVED):
         raise ConfigError(f"router {router!r}: a merge method may follow {', '.join((*ROUTERS, SERVED))}, none else")
@@ -287,7 +282,7 @@ def run(
     """Tune norms on `rows` while a router or gates learn, measure on `unseen`, and `also`; all goes to `out`/router."""
     folder, V = out / check(router), len(tasks)
     mixes = np.random.default_rng(tuning.seed).dirichlet(np.full(V, ALPHA), tuning.steps)
-    tuner = _tuner(checkpoint, router, tasks=tasks, rows=rows, mixes=mixes, tuning=tuning, choosing=choosing)
+    tuner = _tuner(checkpoint, router, tasks=tasks, mixes=mixes, tuning=tuning, choosing=choosing)
     device = with_start(tuner.model).device
     objective = _objective(tuner.model.config, checkpoint, tasks, tuning, tagged=tagged)
     batches = Batches(_few(rows, tasks, tuning.train_rows), objective=objective, seed=tuning.seed, device=device)
@@ -348,14 +343,7 @@ def _objective(config: Any, checkpoint: Path, tasks: tuple[Task, ...], tuning: T
 
 
 def _tuner(
-    checkpoint: Path,
-    router: str,
-    *,
-    tasks: tuple[Task, ...],
-    rows: Rows,
-    mixes: FloatArray,
-    tuning: Tuning,
-    choosing: RouterConfig,
+    checkpoint: Path, router: str, *, tasks: tuple[Task, ...], mixes: FloatArray, tuning: Tuning, choosing: RouterConfig
 ) -> Tuner:
     """Build what is tuned."""
     name, _, method = router.partition("+")
@@ -371,17 +359,14 @@ def _tuner(
             f"{checkpoint} does not say in its tanbr.json which of its {moe.num_experts} experts was trained for each "
             f"of {', '.join(names)}, and {name} needs to know; choose another router"
         )
-    if name == SERVED:
-        return ServedTuner(moe, own=own)
-    probes = probes_of(moe, _few(rows, tasks, PROBE_ROWS), space=LabelSpace(tasks), own=own)
-    return Tuner(MERGES[name](moe, probes))
+    return ServedTuner(moe, own=own)
 
 
 def _measure(tuner: Tuner, objective: Objective, rows: Rows, blends: Sequence[Blend | None]) -> dict[str, Figures]:
     """Score all tasks with the first blend, and each with its own of the others."""
     tuner.settle(blends[0])
     even = objective.figures(tuner.model, rows)
-    if not isinstance(tuner, BlendTuner):  # gates and fixed merges do not depend on the mix
+    if not isinstance(tuner, BlendTuner):  # gates do not depend on the mix
         return {"even": even, "own": even}
     own: Figures = {}
     for blend, (name, of_task) in zip(blends[1:], rows.items(), strict=True):
@@ -391,7 +376,7 @@ def _measure(tuner: Tuner, objective: Objective, rows: Rows, blends: Sequence[Bl
 
 
 def _write(tuner: Tuner, checkpoint: Path, folder: Path) -> None:
-    """Write the MoE with its tuned norms (and gates) and the router that belongs to it; a fixed merge as it is."""
+    """Write the MoE with its tuned norms (and gates), and the router that belongs to it."""
     if (folder / "model").exists():
         return
     moe = load(checkpoint)

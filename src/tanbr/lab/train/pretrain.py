@@ -2,29 +2,27 @@
 
 The ancestor may learn all tasks first: nobody tells a merged model a request's task, so it must recognise it. Experts
 start equal, which makes their blends meaningful. A step takes a batch of every task, and moves all weights once; in
-some steps a batch runs through a blend of all experts around its own (`mergeable_blends`). Two rivals learn from
-the same rows: experts behind learned gates, and one dense model.
+some steps a batch runs through a blend of all experts around its own (`mergeable_blends`). A rival learns from the same
+rows: one dense model.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tanbr.errors import ConfigError
 from tanbr.lab.corpus import Progress, Rows
-from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, prepare, upcycled, write
+from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, prepare, write
 from tanbr.lab.train.config import Preset
-from tanbr.lab.train.expert_views import LIST, AdapterViews, ExpertViews, TokenViews
-from tanbr.lab.train.objectives import Batch, Batches, Objective, objective_of
+from tanbr.lab.train.expert_views import LIST, AdapterViews, ExpertViews
+from tanbr.lab.train.objectives import Batches, Objective, objective_of
 from tanbr.lab.train.run import Run
 from tanbr.moe.device import device_of
 from tanbr.moe.text import TextEncoder
@@ -37,8 +35,8 @@ BLEND_ALPHA = 0.3  # how even the blends of `mergeable` steps are; as even as th
 EXPERTS_ALONE = frozenset({"ancestor_steps", "steps", "mergeable", "adapters"})
 """Settings that do not change what an ancestor learns; at its constant rate, not even the number of its steps does."""
 
-Routing: TypeAlias = Literal["task", "token", "none"]  # an expert per task, gates that route tokens, one dense model
-PHASES: dict[Routing, str] = {"task": "experts", "token": "gates", "none": "dense"}
+Routing: TypeAlias = Literal["task", "none"]  # an expert per task, or one dense model
+PHASES: dict[Routing, str] = {"task": "experts", "none": "dense"}
 
 LENGTH = frozenset({"steps"})
 """May change before the experts' state goes on: with more steps, rates rise to the longer run's."""
@@ -52,17 +50,12 @@ class Course:
     objective: Objective
     config: Preset
     report: Progress
-    workers: int = 1  # tasks that run side by side; weights do not depend on it
-
-    @cached_property
-    def _pool(self) -> Executor:
-        return ThreadPoolExecutor(self.workers)
 
     def _numbers(self) -> AbstractContextManager[object]:
-        """Multiply matrices in the settings' precision; without a cache, which all threads would share."""
+        """Multiply matrices in the settings' precision."""
         if self.config.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.batches.device.type, torch.bfloat16, cache_enabled=False)
+        return torch.autocast(self.batches.device.type, torch.bfloat16)
 
     def phase(
         self,
@@ -84,17 +77,15 @@ class Course:
         self, experts: ExpertViews, step: int, *, rows: Mapping[str, int], blends: FloatArray | None = None
     ) -> dict[str, float]:
         """Leave the gradients of a step's batches, each task's through its own expert; give the tasks' losses."""
-        tasks, V = self.objective.space.tasks, len(self.objective.space.tasks)
-
-        def share(batch: Batch, view: Any) -> Tensor:
+        tasks, found = self.objective.space.tasks, {}
+        for v, task in enumerate(tasks):
+            batch = self.batches.of(v, step, size=rows.get(task.name, self.config.batch))
+            view = experts.view(v, None if blends is None else blends[v])
             with self._numbers():
-                return (self.objective.row_losses(view, batch) * batch.truth["weight"]).mean() / V
-
-        sizes = [rows.get(task.name, self.config.batch) for task in tasks]
-        batches = [self.batches.of(v, step, size=size) for v, size in enumerate(sizes)]
-        losses = [(v % len(experts), partial(share, batch)) for v, batch in enumerate(batches)]
-        values = experts.backward(losses, workers=self._pool, blends=blends)
-        return {task.name: value * V for task, value in zip(tasks, values, strict=True)}
+                loss = (self.objective.row_losses(view, batch) * batch.truth["weight"]).mean()
+            (loss / len(tasks)).backward()  # type: ignore[no-untyped-call]
+            found[task.name] = loss.item()
+        return found
 
 
 def train_from_dense(
@@ -108,7 +99,6 @@ def train_from_dense(
     unseen: Rows | None = None,
     routing: Routing = "task",
     tagged: bool = False,
-    workers: int = 1,
 ) -> tuple[Path, dict[str, Figures]]:
     """Train one expert per task from a dense BERT or T5, or what else `routing` says; write it to `out`/model.
 
@@ -130,7 +120,7 @@ def train_from_dense(
     objective = objective_of(settings, space, encoder, tagged=tagged)
     batches = Batches(rows, objective=objective, seed=config.seed, device=device)
     report("rows", 1, 1, f"{sum(map(len, rows.values()))} rows")
-    course = Course(batches, objective, config, report, workers if device.type == "cpu" else 1)
+    course = Course(batches, objective, config, report)
     if config.ancestor_steps:
         ancestor = train_together(ancestor, course, out=out / "ancestor")
     folder = out / ("adapters" if config.adapters else "model")
@@ -154,7 +144,7 @@ def train_together(dense: Path, course: Course, *, out: Path) -> Path:
         steps=config.ancestor_steps,
         origin=digest(dense),
         out=out,
-        write=lambda: write(one.view(0), out, dense),
+        write=lambda: write(one.dense, out, dense),
         falls=False,
         ignored=EXPERTS_ALONE,
     )
@@ -168,12 +158,7 @@ def train_experts(ancestor: Path, course: Course, *, out: Path, first_step: int,
         experts: ExpertViews = AdapterViews(dense, experts=len(tasks), rank=config.adapters, seed=config.seed)
         learning = [{"params": list(experts.experts.parameters()), "lr": config.adapter_rate}]
     else:
-        if routing == "token":
-            experts = TokenViews(
-                upcycled(ancestor, experts=len(tasks)).to(device), experts=len(tasks), seed=config.seed
-            )
-        else:
-            experts = ExpertViews(dense, experts=len(tasks) if routing == "task" else 1)
+        experts = ExpertViews(dense, experts=len(tasks) if routing == "task" else 1)
         learning = groups(experts, config, shared_rate=config.shared_rate, expert_rate=config.expert_rate)
 
     def gradients(step: int) -> dict[str, float]:
