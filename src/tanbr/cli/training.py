@@ -42,7 +42,9 @@ def pretrain(
     dense: Annotated[Path | None, Option("--from", help="Dense BERT or T5 that all experts start from.")] = None,
     data: Data = None,
     out: Annotated[Path, Option(help="Folder for the model and the resumable states.")] = Path("out/pretrain"),
-    routing: Annotated[Literal["task", "none"], Option(help="An expert per task, or one dense model.")] = "task",
+    routing: Annotated[
+        Literal["task", "token", "none"], Option(help="An expert per task, gates for every token, or one dense model.")
+    ] = "task",
     tagged: Tagged = False,
     threads: Annotated[int, Option(min=1, help="Cores to train on; sums depend on it in the last bits.")] = 2,
     given: Given,

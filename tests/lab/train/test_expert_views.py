@@ -108,6 +108,6 @@ def test_adapters_are_trained_alone_and_each_for_its_task(tmp_path: Path) -> Non
     config = CONFIG.model_copy(update={"mergeable": 0.5})
     with pytest.raises(ConfigError, match="leave out mergeable, or adapters"):
         small.train(small.bert(tmp_path / "dense"), tmp_path / "out", config=config)
-    with pytest.raises(ConfigError, match="leave out --routing none, or adapters"):
-        small.train(tmp_path / "dense", tmp_path / "out", config=CONFIG, routing="none")
+    with pytest.raises(ConfigError, match="leave out --routing token, or adapters"):
+        small.train(tmp_path / "dense", tmp_path / "out", config=CONFIG, routing="token")
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from lab.train import small
 from tanbr.errors import ConfigError, StateError
 from tanbr.lab.tasks import glue
-from tanbr.lab.train.pretrain import train_from_dense
+from tanbr.lab.train.pretrain import Routing, train_from_dense
 from tanbr.lab.train.run import Curve
 from tanbr.tasks.card import read_card
 
@@ -46,22 +46,36 @@ def test_an_interrupted_run_ends_in_the_same_weights_and_curve(
         small.train(other, tmp_path / "whole")
 
 
-@pytest.mark.parametrize("kind", ["bert", "t5"])
-def test_one_dense_model_learns_too(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "routing", "phase", "figures"),
+    [
+        ("bert", "token", "gates", {"average", "gates"}),
+        ("t5", "token", "gates", {"average", "gates"}),
+        ("bert", "none", "dense", {"dense"}),
+        ("t5", "none", "dense", {"dense"}),
+    ],
+)
+def test_experts_of_no_task_and_one_dense_model_learn_too(
+    kind: str, routing: Routing, phase: str, figures: set[str], tmp_path: Path
+) -> None:
     dense = small.DENSE[kind](tmp_path / "dense")
     whole, found = train_from_dense(
         small.CONFIG, dense=dense, rows=small.TRAIN, unseen=small.HELD, out=tmp_path / "whole",
-        report=lambda *_: None, tasks=glue.TASKS, routing="none",
+        report=lambda *_: None, tasks=glue.TASKS, routing=routing,
     )  # fmt: skip
-    assert set(found) == {"dense"}
+    assert set(found) == figures
     with pytest.raises(small.Stopped):
-        small.train(dense, tmp_path / "halved", routing="none", stop_at=("dense", 5))
-    halved = small.train(dense, tmp_path / "halved", routing="none")
+        small.train(dense, tmp_path / "halved", routing=routing, stop_at=(phase, 5))
+    halved = small.train(dense, tmp_path / "halved", routing=routing)
     weights, again = (load_file(folder / "model.safetensors") for folder in (whole, halved))
     assert all(torch.equal(value, again[name]) for name, value in weights.items())
-    assert {task.name for task in read_card(whole).tasks} == set(small.TRAIN)
+    card = read_card(whole)
+    assert {task.name for task in card.tasks} == set(small.TRAIN)
+    assert card.expert_tasks == ()  # a router finds out what they are good for
     ancestor = load_file(tmp_path / "whole/ancestor/model.safetensors")
     assert any(not torch.equal(weights[name], value) for name, value in ancestor.items())
+    experts = [weights[name] for name, value in ancestor.items() if weights[name].dim() > value.dim()]
+    assert any(not torch.equal(one[0], one[1]) for one in experts) is (routing == "token")
     with pytest.raises(StateError, match="other settings"):
         small.train(dense, tmp_path / "whole")  # routed by task
 

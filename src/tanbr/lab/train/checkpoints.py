@@ -25,6 +25,7 @@ from tanbr.merge.blend import weighted_sum
 from tanbr.merge.sources import OverBase
 from tanbr.moe.checkpoint import Checkpoint, TensorSpec
 from tanbr.moe.family import Piece
+from tanbr.moe.layer import BY_GATES, route
 from tanbr.moe.text import TextEncoder
 from tanbr.moe.writing import Progress, copy_companions, new_folder, silent
 from tanbr.serve.dense import with_start
@@ -153,8 +154,8 @@ def own_experts(moe: Moe, tasks: Sequence[str]) -> tuple[int, ...]:
 
 
 def as_trained(checkpoint: Path, objective: Objective, rows: Rows, *, device: str = "cpu") -> dict[str, Figures]:
-    """Score the uniform merge, and with `tags` each task by its own expert."""
-    if checkpoint.is_dir() and Checkpoint(checkpoint).config["model_type"] in ("bert", "t5"):
+    """Score the uniform merge, with `tags` each task by its own expert, and with `gates` the MoE as they route it."""
+    if (settings := Checkpoint(checkpoint).config if checkpoint.is_dir() else {}).get("model_type") in ("bert", "t5"):
         return {"dense": objective.figures(load(checkpoint).to(device), rows)}
     moe = open_moe(checkpoint, device=device)
     model = with_start(moe.dense())
@@ -162,4 +163,7 @@ def as_trained(checkpoint: Path, objective: Objective, rows: Rows, *, device: st
     for name, expert in zip(rows, own_experts(moe, list(rows)), strict=False):  # none, or one for each task
         moe.merge_into(model, np.eye(moe.num_experts)[expert])
         result.setdefault("tags", {}).update(objective.figures(model, {name: rows[name]}))
+    if settings.get("router"):
+        route(full := load(checkpoint).to(device), BY_GATES)
+        result["gates"] = objective.figures(full, rows)
     return result

@@ -1,4 +1,4 @@
-"""What trains: K dense models that share all but their FFNs, which is a task-routed MoE; or K LoRA adapters."""
+"""What trains: K dense models that share all but their FFNs, which is a task-routed MoE; K LoRA adapters; or gates."""
 
 import copy
 import os
@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from tanbr.errors import ConfigError
+from tanbr.lab.gates import BALANCE, add_gates, heard, real_tokens
 from tanbr.lab.train.checkpoints import upcycled, write
 from tanbr.lab.train.upcycle import ffn_names
+from tanbr.moe.layer import BY_GATES, route, sites_of
 from tanbr.moe.writing import new_folder
 from tanbr.tasks.card import Card, write_card
 from tanbr.tasks.rows import Task
@@ -53,6 +55,10 @@ class ExpertViews(nn.Module):
         ffns = set(self.names)
         return {name: value for name, value in self.dense.named_parameters() if name not in ffns}
 
+    def penalty(self) -> Tensor | float:
+        """Give what is added to the loss of the batch that a view has just run."""
+        return 0.0
+
     def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
         """Write the MoE that started from `dense` to the folder `out`, with its card; one expert as a dense model."""
         K = len(self.experts)
@@ -63,6 +69,49 @@ class ExpertViews(nn.Module):
         moe.load_state_dict({**self.dense.state_dict(), **stacked})
         card = Card(tuple(tasks), tuple(task.name for task in tasks), os.path.relpath(dense, out))
         return write(moe, out, dense, card=card)
+
+
+class TokenViews(ExpertViews):
+    """An MoE whose gates choose two experts for every token, whatever its task.
+
+    A load-balance loss, K Σ_k f_k P_k a site, keeps all experts in use. P_k is of a task's batch; f_k is of the newest
+    batches of all tasks, so that an expert may prefer some.
+    """
+
+    sent: Tensor  # (V, sites, K) share of the tokens of a task's newest batch that went to an expert first
+
+    def __init__(self, moe: Any, *, experts: int, seed: int) -> None:
+        nn.Module.__init__(self)
+        add_gates(moe, seed=seed)
+        route(moe, BY_GATES)
+        self.dense = moe
+        self.names = ffn_names(moe)
+        self.experts = nn.ModuleList([nn.ParameterList(moe.get_parameter(name) for name in self.names)])
+        self._shares: list[Tensor] = []  # (K,) a site: P_k of the newest batch
+        self.register_buffer("sent", torch.full((experts, len(sites_of(moe)), experts), 1 / experts))
+
+    def view(self, task: int, blend: FloatArray | None = None) -> View:  # noqa: ARG002
+        """Give the model, whose gates are heard."""
+
+        def answer(**inputs: Tensor) -> Any:
+            with heard(self.dense) as said:
+                output = self.dense(**inputs)
+            pairs = zip(said, real_tokens(self.dense, inputs), strict=True)
+            logits = [site.logits[flags.flatten()] for site, flags in pairs]  # (m, K) a site
+            K = self.sent.shape[2]
+            self._shares = [of.softmax(dim=1, dtype=self.sent.dtype).mean(dim=0) for of in logits]
+            self.sent[task] = torch.stack([of.argmax(dim=1).bincount(minlength=K) / len(of) for of in logits])
+            return output
+
+        return answer
+
+    def penalty(self) -> Tensor | float:
+        """Give the balance, times K / V = 1: a task is 1 / V of a step."""
+        return BALANCE * (self.sent.mean(dim=0) * torch.stack(self._shares)).sum()
+
+    def export(self, dense: Path, out: Path, *, tasks: Sequence[Task]) -> Path:
+        """Write the MoE with its gates to the new folder `out`; its card names tasks, but no expert's."""
+        return write(self.dense, out, dense, card=Card(tuple(tasks)))
 
 
 LIST = "experts.toml"

@@ -2,8 +2,8 @@
 
 The ancestor may learn all tasks first: nobody tells a merged model a request's task, so it must recognise it. Experts
 start equal, which makes their blends meaningful. A step takes a batch of every task, and moves all weights once; in
-some steps a batch runs through a blend of all experts around its own (`mergeable_blends`). A rival learns from the same
-rows: one dense model.
+some steps a batch runs through a blend of all experts around its own (`mergeable_blends`). Two rivals learn from
+the same rows: experts behind learned gates, and one dense model.
 """
 
 import re
@@ -19,9 +19,9 @@ from torch import nn
 
 from tanbr.errors import ConfigError
 from tanbr.lab.corpus import Progress, Rows
-from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, prepare, write
+from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, prepare, upcycled, write
 from tanbr.lab.train.config import Preset
-from tanbr.lab.train.expert_views import LIST, AdapterViews, ExpertViews
+from tanbr.lab.train.expert_views import LIST, AdapterViews, ExpertViews, TokenViews
 from tanbr.lab.train.objectives import Batches, Objective, objective_of
 from tanbr.lab.train.run import Run
 from tanbr.moe.device import device_of
@@ -35,8 +35,8 @@ BLEND_ALPHA = 0.3  # how even the blends of `mergeable` steps are; as even as th
 EXPERTS_ALONE = frozenset({"ancestor_steps", "steps", "mergeable", "adapters"})
 """Settings that do not change what an ancestor learns; at its constant rate, not even the number of its steps does."""
 
-Routing: TypeAlias = Literal["task", "none"]  # an expert per task, or one dense model
-PHASES: dict[Routing, str] = {"task": "experts", "none": "dense"}
+Routing: TypeAlias = Literal["task", "token", "none"]  # an expert per task, gates that route tokens, one dense model
+PHASES: dict[Routing, str] = {"task": "experts", "token": "gates", "none": "dense"}
 
 LENGTH = frozenset({"steps"})
 """May change before the experts' state goes on: with more steps, rates rise to the longer run's."""
@@ -83,8 +83,9 @@ class Course:
             view = experts.view(v, None if blends is None else blends[v])
             with self._numbers():
                 loss = (self.objective.row_losses(view, batch) * batch.truth["weight"]).mean()
-            (loss / len(tasks)).backward()  # type: ignore[no-untyped-call]
-            found[task.name] = loss.item()
+            loss = loss / len(tasks) + experts.penalty()
+            loss.backward()  # type: ignore[no-untyped-call]
+            found[task.name] = loss.item() * len(tasks)
         return found
 
 
@@ -158,7 +159,12 @@ def train_experts(ancestor: Path, course: Course, *, out: Path, first_step: int,
         experts: ExpertViews = AdapterViews(dense, experts=len(tasks), rank=config.adapters, seed=config.seed)
         learning = [{"params": list(experts.experts.parameters()), "lr": config.adapter_rate}]
     else:
-        experts = ExpertViews(dense, experts=len(tasks) if routing == "task" else 1)
+        if routing == "token":
+            experts = TokenViews(
+                upcycled(ancestor, experts=len(tasks)).to(device), experts=len(tasks), seed=config.seed
+            )
+        else:
+            experts = ExpertViews(dense, experts=len(tasks) if routing == "task" else 1)
         learning = groups(experts, config, shared_rate=config.shared_rate, expert_rate=config.expert_rate)
 
     def gradients(step: int) -> dict[str, float]:
