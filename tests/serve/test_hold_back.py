@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from serve.serving import Run, answer
 from tanbr.cli import app
 from tanbr.errors import StateError
+from tanbr.lab.replay import replay
 from tanbr.loop.holdback import gain_of
 from tanbr.serve.journal import read_tosses
 from tanbr.serve.records import Phase, Reason
@@ -27,9 +28,8 @@ def lived(live: Service, slots: int, *, learned: float) -> None:
 def test_what_learning_is_worth_is_shown_and_survives_a_restart(run: Run, tmp_path: Path) -> None:
     live = run(tmp_path / "state", hold_back=0.5, rewards={"settle_slots": 0})
     assert live.state().gain is None
-    asked = ["inspect", "--state", str(tmp_path / "state")]  # beside the server
     with pytest.raises(StateError, match=r"cannot say what learning is worth: .* \(it has 0 and 0\); serve on"):
-        CliRunner().invoke(app, asked, catch_exceptions=False)
+        replay(tmp_path / "state")
     lived(live, 14, learned=0.75)
     shown = live.state().gain
     assert shown is not None
@@ -52,10 +52,13 @@ def test_what_learning_is_worth_is_shown_and_survives_a_restart(run: Run, tmp_pa
     assert before is not None
     assert str(again.learner.gain) == str(before)
     assert str(gain_of(read_tosses(again.store.slots()))) == str(before)
-    printed = CliRunner().invoke(app, asked)
+    found = replay(tmp_path / "state")  # beside the server
+    assert found.self_normalised[0] == pytest.approx(0.25)
+    assert found.doubly_robust[0] == pytest.approx(0.25, abs=0.1)
+    printed = CliRunner().invoke(app, ["inspect", "--state", str(tmp_path / "state")])
     assert printed.exit_code == 0, printed.output
     assert str(before) in " ".join(printed.output.split())
-    assert "sentiment" in printed.output
+    assert all(word in printed.output for word in ("by tasks", "sentiment", "self-normalised", "doubly robust"))
 
 
 def test_a_server_whose_learning_costs_reward_goes_back_to_the_start_blend_and_says_so(

@@ -14,7 +14,7 @@ from typer import Option
 from tanbr.cli.display import bar, console, fitted, phases, show_check
 from tanbr.cli.options import Given, MergeMethod, examples, options_of
 from tanbr.config import read
-from tanbr.errors import InputError, StateError
+from tanbr.errors import InputError
 from tanbr.files import write_atomically
 from tanbr.serve.config import StartConfig
 from tanbr.types import to_jsonable
@@ -207,21 +207,13 @@ def inspect(
 
 def _show_gain(state: Path) -> None:
     """Print what learning is worth by the slots that were held back."""
-    from tanbr.loop.holdback import gain_of
-    from tanbr.serve.journal import read_tosses
-    from tanbr.serve.lineage import read_made_for
-    from tanbr.serve.store import peek
+    from tanbr.lab.replay import replay
 
-    with peek(state) as store:
-        made, tosses = read_made_for(store), read_tosses(store.slots())
-    gain = gain_of(tosses)
-    if made is None or gain is None:
-        held = sum(toss.held for toss in tosses)
-        raise StateError(
-            f"{state} cannot say what learning is worth: two slots held back and two others need rewards (it has "
-            f"{held} and {len(tosses) - held}); serve on, with --hold-back above 0"
-        )
-    figures = [("all", gain.total, gain.error), *zip(made.tasks, gain.tasks, gain.errors, strict=True)]
+    found = replay(state)
+    gain = found.by_tasks
+    of_tasks = [(f"  {one}", *of) for one, *of in zip(found.tasks, gain.tasks, gain.errors, strict=True)]
+    named = ("self-normalised", *found.self_normalised), ("doubly robust", *found.doubly_robust)
+    figures = (("by tasks", gain.total, gain.error), *of_tasks, *named)
     rows = [(name, f"{100 * value:+.1f}", f"{100 * error:.1f}") for name, value, error in figures]
     title = "points of reward beyond the start blend, with 95% intervals"
     console.print(*fitted(title, ["", "gain", "±"], rows), sep="\n")
