@@ -203,6 +203,13 @@ def test_experts_that_are_surely_not_the_best_are_asked_no_more() -> None:
     np.testing.assert_allclose(practice.best.sum(axis=1), 1.0)
 
 
+def test_an_empty_log_knows_nothing() -> None:
+    practice = Practice(K, V)
+    assert np.isnan(practice.experts_alone()[0]).all()
+    np.testing.assert_allclose(practice.best, 1 / (K + 1))
+    np.testing.assert_allclose(practice.own_experts(), 1 / K)
+
+
 def test_rows_that_have_left_the_log_are_passed_over() -> None:
     router = Tanbr(K, V, config=RouterConfig().of_requests(()))
     practice = Practice(K, V).logged([row(1, 0), row(2, 1)])

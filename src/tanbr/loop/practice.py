@@ -120,7 +120,8 @@ class Practice:
 
         The counts are of the rows that all experts have answered.
         """
-        rows, K = self.table[:, : self.experts], self.experts
+        K = self.experts
+        rows = self.table.reshape(-1, K + 2)[:, :K]
         mean, error = np.full((2, self.tasks, K), np.nan)
         for task, expert in np.ndindex(self.tasks, K):
             mine = rows[self.of == task, expert]
@@ -138,9 +139,10 @@ class Practice:
         rows are counted again on all the rows that they have answered.
         """
         K = self.experts
+        table = self.table.reshape(-1, K + 2)[:, : K + 1]
         found: FloatArray = np.full((self.tasks, K + 1), 1.0 / (K + 1))
         for task in range(self.tasks):
-            rows, left = self.table[self.of == task][:, : K + 1], np.ones(K + 1, dtype=np.bool_)
+            rows, left = table[self.of == task], np.ones(K + 1, dtype=np.bool_)
             for _ in range(2):
                 answered = rows[np.isfinite(rows[:, left]).all(axis=1)][:, left]
                 if not len(answered):
