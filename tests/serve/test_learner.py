@@ -25,6 +25,7 @@ from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
 from tanbr.serve.service import Service
 
 OWN = tuple(range(V))  # of the embedded model, the expert of each task
+SHADOWED = {"shadow": 1.0, "shadow_share": 1.0}
 
 
 @pytest.fixture
@@ -217,7 +218,7 @@ def test_a_bad_state_is_one_sentence(tmp_path: Path, taught: Path) -> None:
 
 
 def test_two_starts_with_other_settings_tell_every_reward_once(run: Run, tmp_path: Path, taught: Path) -> None:
-    first = run(rewards={"settle_slots": 3, "confidence": 1.0})
+    first = run(rewards={"settle_slots": 3} | SHADOWED)
     for _ in range(2):
         answer(first, 8)
         first.end_slot()
@@ -225,18 +226,18 @@ def test_two_starts_with_other_settings_tell_every_reward_once(run: Run, tmp_pat
     version, slot = first.state().merge_version, first.state().slot
     assert told(first) == 0
     assert first.stop()
-    again = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0, "confidence": 1.0}, models=1)
+    again = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0} | SHADOWED, models=1)
     assert [one.number for one in again.learner.settling] == [slot - 2, slot - 1]
     assert (again.state().merge_version, again.state().slot) == (version, slot)
     again.start()
     again.end_slot()
     counted = told(again)
-    assert counted == pytest.approx(8 + 8 + 2 * 5, abs=0.1)  # what clients said, and the confidence where it counts
+    assert counted == 8 + 8 + 8 + 8  # what clients said, and the un-merged model
     assert again.stop()
-    third = run(rewards={"settle_slots": 0, "confidence": 1.0})
+    third = run(rewards={"settle_slots": 0} | SHADOWED)
     third.feedback([Feedback(i, reward=1.0, task="sentiment") for i in late])
     third.end_slot()
-    assert told(third) == pytest.approx(counted + 8)  # the confidence of that slot is not told again
+    assert told(third) == pytest.approx(counted + 8)  # what that slot had earned is not told again
 
 
 def test_a_pin_and_the_trust_in_clients_hold_over_a_restart(run: Run, tmp_path: Path, taught: Path) -> None:

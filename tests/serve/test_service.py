@@ -188,12 +188,12 @@ def test_what_could_not_start_binds_nobody_and_harms_no_state(run: Run, tmp_path
     again.stop()
 
 
-def test_slots_end_by_requests_and_the_sources_share_the_reward(tmp_path: Path, taught: Path) -> None:
+def test_slots_end_by_requests_and_earn_what_shadows_say(tmp_path: Path, taught: Path) -> None:
     live = service(
         tmp_path,
         taught,
         slot_requests=32,
-        rewards={"shadow": 1.0, "shadow_share": 0.5, "confidence": 0.5, "settle_slots": 0},
+        rewards={"shadow": 1.0, "shadow_share": 0.5, "settle_slots": 0},
     )
     live.start()
     for sent in range(1, 7):  # half a slot each; who never waits may send more than a learner can ever shadow
@@ -202,8 +202,7 @@ def test_slots_end_by_requests_and_the_sources_share_the_reward(tmp_path: Path, 
     until(lambda: live.slots(4)[-1].told)
     shares = live.state().shares
     live.stop()
-    assert set(shares) == {"shadow", "confidence"}
-    assert sum(shares.values()) == pytest.approx(1)
+    assert shares == {"shadow": 1.0}
     told = [view for view in live_slots(tmp_path, taught) if view.told]
     assert all(0 < view.total_reward <= 1 for view in told)
     assert all(view.requests >= 32 for view in told)

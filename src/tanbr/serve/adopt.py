@@ -18,7 +18,6 @@ import numpy as np
 from tanbr.errors import SettingsError, StateError
 from tanbr.loop.choose import Pin
 from tanbr.loop.config import RewardConfig
-from tanbr.loop.rewards import Tally
 from tanbr.loop.slot import Reason, Version
 from tanbr.loop.telling import earned, told_of
 from tanbr.monitor import Monitor
@@ -195,7 +194,6 @@ class Adoption:
             "UPDATE models SET blend = moved_blend(blend), estimates = moved_sums(estimates)",
             "UPDATE slots SET told = 1, chance = NULL, mix = moved_mix(mix), estimate = moved_mix(estimate), "
             "reward = moved_reward(reward), counts = moved_sums(counts)",
-            "UPDATE measured SET sums = moved_sums(sums), counts = moved_sums(counts)",
             "DELETE FROM feedback WHERE task IS NOT NULL AND moved_task(task) IS NULL",
             "UPDATE feedback SET task = moved_task(task) WHERE task IS NOT NULL",
         ):
@@ -231,11 +229,10 @@ def _versions(store: Store, made_for: MadeFor, config: RewardConfig) -> list[Ver
         if slot.reason is Reason.GONE:
             continue
         heard = router is not None and row["told"]
-        measured = {} if heard else {at: Tally(V, parts) for at, parts in store.measured(slot.number).items()}
         worthless = [number for number in slot.versions if number in bad]  # said once, of its last slot
         bad -= set(worthless)
         rows = store.feedback(after=mark if heard else 0, slot=slot.number)
-        told.append(told_of(slot, rows, measured, trust, config, worthless=worthless))
+        told.append(told_of(slot, rows, {}, trust, config, worthless=worthless))
         for number, blend in zip(slot.versions, slot.blends, strict=True):
             versions[number] = Version(number, blend, nothing, nothing)
     found = [one for one in earned(list(versions.values()), told) if (one.counts > 0).any()]

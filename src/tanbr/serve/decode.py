@@ -25,7 +25,6 @@ class Written:
 
     tokens: tuple[int, ...]  # without the token that ends it
     stopped: bool  # whether the model ended it itself
-    confidence: float  # mean probability of the tokens
     text: str | None = None  # what the client gets, where that is not all: it ends before a stop string
 
 
@@ -33,8 +32,7 @@ class Written:
 class Step:
     """What one step did."""
 
-    added: dict[int, int] = field(default_factory=dict)  # row → its new token …
-    chances: dict[int, float] = field(default_factory=dict)  # … and the probability of that
+    added: dict[int, int] = field(default_factory=dict)  # row → its new token
     ended: dict[int, Written] = field(default_factory=dict)  # row → what was written for it in all
 
 
@@ -71,7 +69,6 @@ def decode(
     limits = list(limits)
     done: Decoded = [None] * len(limits)
     tokens: list[list[int]] = [[] for _ in limits]
-    total = [0.0] * len(limits)
     rows = list(range(len(limits)))  # those still in the batch
     draws = Draws()
     draws.add(rows, sampling or [None] * len(rows))
@@ -80,17 +77,15 @@ def decode(
         likely, chosen = logits.float().softmax(dim=-1).max(dim=-1)  # (rows,)
         if not torch.isfinite(likely).all():
             raise NotFinite
-        chosen, likely = draws.draw(rows, logits, chosen, likely)
+        chosen = draws.draw(rows, logits, chosen)
         step = Step()
-        for row, token, chance in zip(rows, chosen.tolist(), likely.tolist(), strict=True):
-            total[row] += chance
+        for row, token in zip(rows, chosen.tolist(), strict=True):
             stopped = token in ends
             if not stopped:
                 tokens[row].append(token)
-                step.added[row], step.chances[row] = token, chance
+                step.added[row] = token
             if stopped or len(tokens[row]) >= limits[row]:
-                count = len(tokens[row]) + stopped
-                done[row] = step.ended[row] = Written(tuple(tokens[row]), stopped, total[row] / count)
+                done[row] = step.ended[row] = Written(tuple(tokens[row]), stopped)
         gone = {*step.ended, *on_step(step)}
         kept = [place for place, row in enumerate(rows) if row not in gone]
         rows = [rows[place] for place in kept]
@@ -112,7 +107,6 @@ def decode(
             limits += joining.limits
             done += [None] * len(new)
             tokens += [[] for _ in new]
-            total += [0.0] * len(new)
     return done
 
 
@@ -251,19 +245,17 @@ class Draws:
             if sampling is not None:
                 self._rows[row] = sampling, np.random.default_rng(sampling.seed % 2**64)
 
-    def draw(self, rows: Sequence[int], logits: Tensor, chosen: Tensor, likely: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw words for the rows taken in, from logits (rows, words); these and their own probabilities (rows,)."""
+    def draw(self, rows: Sequence[int], logits: Tensor, chosen: Tensor) -> Tensor:
+        """Draw words for the rows taken in, from logits (rows, words); of the others the words that were chosen."""
         places = [place for place, row in enumerate(rows) if row in self._rows]
         if not places:
-            return chosen, likely
+            return chosen
         own = logits[places].double()
         drawing = [self._rows[rows[place]] for place in places]
         values = [(how.temperature, how.top_p, generator.random()) for how, generator in drawing]
-        words = drawn(own, *torch.tensor(values, dtype=torch.float64, device=own.device).T)
-        chosen, likely = chosen.clone(), likely.clone()
-        chosen[places] = words
-        likely[places] = own.softmax(dim=-1).gather(1, words[:, None])[:, 0].to(likely.dtype)
-        return chosen, likely
+        chosen = chosen.clone()
+        chosen[places] = drawn(own, *torch.tensor(values, dtype=torch.float64, device=own.device).T)
+        return chosen
 
 
 def drawn(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:

@@ -236,8 +236,8 @@ class LearnerThread:
         monitor: Any = self.learner.monitor.fork()
         error: Exception | None
         try:
-            shadowed, error = self._answers.read(monitor, self.learner.forecast)
-            self._show(observe(replace(self.learner, monitor=monitor), None, shadowed))
+            error = self._answers.read(monitor)
+            self._show(replace(self.learner, monitor=monitor))
         except Exception as raised:  # what cannot be read must not blind the guard
             error = raised
         try:

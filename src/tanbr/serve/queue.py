@@ -70,7 +70,7 @@ class Queue:
         here = config.device == "cpu" and not engine.relays  # a GPU runs one batch at a time; engines make their own
         self._workers = config.workers or (min(self._cores, MOST_WORKERS) if here else 1)
         self._conversations = Conversations(config.conversation_seconds)
-        self._measures = bool(config.rewards.confidence or config.rewards.shadow)  # what an engine must be asked for
+        self._measures = config.rewards.shadow > 0  # whether an engine must be asked for its tokens
         self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         self._chat = ChatTemplate(engine.encode.tokenizer)
         self.chat, self.folder_of = self._chat.render, engine.folder_of

@@ -170,8 +170,8 @@ class Service(Queue):
             if adoption is not None:
                 adoption.carry_out(store, config.rewards, say=say)
             observer = observer or Observer()
-            if engine.live.backend.embeds and (config.rewards.confidence or config.rewards.shadow):
-                raise ConfigError("nobody can be sure of a vector, or agree with it; set confidence and shadow to 0")
+            if engine.live.backend.embeds and config.rewards.shadow:
+                raise ConfigError("nobody can agree with a vector; set the reward source shadow to 0")
             space = None if engine.writes else label_space(tasks, engine.columns)
             self._scored = space if config.rewards.labels > 0 else None  # where labels count as rewards
             answers = AnswerLog(

@@ -32,7 +32,7 @@ class WrittenBatch:
         """Take the tokens of a step; the rows of which nothing more is wanted."""
         for number, token in step.added.items():
             row = self._rows[number]
-            row.add(token, step.chances[number])
+            row.add(token)
             if row.stopped and number not in step.ended:
                 self._end(row, row.cut())
         for number, written in step.ended.items():
@@ -56,18 +56,16 @@ class _Row:
         self._stream = TextStream(tokenizer) if part.job.on_token is not None or part.job.stop else None
         self._stops = StopStrings(part.job.stop)
         self._tokens: list[int] = []
-        self._chances = 0.0
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string was written."""
         return self._stops.found
 
-    def add(self, token: int, chance: float) -> None:
-        """Take a token, and its probability."""
+    def add(self, token: int) -> None:
+        """Take a token."""
         if self._stream is not None and not self.stopped:
             self._tokens.append(token)
-            self._chances += chance
             self._pass_on(self._stops.add(self._stream.add(token)))
 
     def end(self) -> None:
@@ -77,7 +75,7 @@ class _Row:
 
     def cut(self) -> Written:
         """Give what was written up to the stop string, and what of it the client gets."""
-        return Written(tuple(self._tokens), True, self._chances / len(self._tokens), self._stops.text)
+        return Written(tuple(self._tokens), True, self._stops.text)
 
     def _pass_on(self, piece: str) -> None:
         part, on_token = self.part, self.part.job.on_token
