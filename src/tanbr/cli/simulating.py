@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tanbr.lab.compare import Comparison
     from tanbr.lab.methods import Bench
     from tanbr.lab.simulate import Outcome
+    from tanbr.lab.survey import Survey
     from tanbr.lab.tasks.traffic import SlotRequests
-    from tanbr.serve.survey import Survey
 
 app = typer.Typer()
 NAMES = (

@@ -55,7 +55,6 @@ from tanbr.serve.records import (
 )
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import FeedbackRow, Store
-from tanbr.serve.survey import Survey
 from tanbr.serve.world import Alarms, ServedWorld
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
@@ -87,7 +86,6 @@ class Service(Queue):
         probes: Sequence[Row] = (),
         texts: Sequence[Text] = (),
         own_experts: Sequence[int] = (),
-        survey: Survey | None = None,
         check: Check | None = None,
         adopt: bool = False,
         say: Callable[[str], None] = log.warning,
@@ -112,7 +110,6 @@ class Service(Queue):
             experts=moe.num_experts,
             own_experts=own_experts,
             max_active=config.max_active,
-            surveyed=None if survey is None else (survey.blends, survey.rewards),
             groups=() if check is None else check.taken.groups,
         )
         self.check, models = check, config.models or 1
