@@ -5,28 +5,22 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from tanbr.moe.text import TextEncoder
-from tanbr.serve.decode import Joining, Step, Written
-from tanbr.serve.jobs import Part, columns_of
+from tanbr.serve.decode import Step, Written
+from tanbr.serve.jobs import Part
 from tanbr.serve.records import ServiceError
 
 
 class WrittenBatch:
     """Prompts that a model answers together. A part leaves when its last prompt has, or when its client gives up."""
 
-    def __init__(self, encoder: TextEncoder, *, causal: bool, finished: Callable[[Part], None]) -> None:
-        """Call `finished` with each part whose prompts are all answered."""
-        self._encoder, self._causal, self._finished = encoder, causal, finished
-        self._rows: list[_Row] = []
-
-    def begin(self, parts: Sequence[Part]) -> Joining:
-        """Take in prompts; what the model needs to answer them."""
+    def __init__(self, parts: Sequence[Part], tokenizer: Any, *, finished: Callable[[Part], None]) -> None:
+        """Take in prompts; call `finished` with each part whose prompts are all answered."""
         for part in parts:
             part.written = {}
-            self._rows.extend(_Row(part, row, self._encoder.tokenizer) for row in part.rows)
-        limits = [part.job.limits[row] for part in parts for row in part.rows]
-        sampling = [part.job.sampling[row] if part.job.sampling else None for part in parts for row in part.rows]
-        return Joining(self._encoder.pad(columns_of(parts), left=self._causal), limits, sampling)
+        self._finished = finished
+        self._rows = [_Row(part, row, tokenizer) for part in parts for row in part.rows]
+        self.limits = [part.job.limits[row] for part in parts for row in part.rows]
+        self.sampling = [part.job.sampling[row] if part.job.sampling else None for part in parts for row in part.rows]
 
     def on_step(self, step: Step) -> Collection[int]:
         """Take the tokens of a step; the rows of which nothing more is wanted."""
