@@ -22,7 +22,6 @@ from tanbr.loop.slot import Reason, Version
 from tanbr.loop.telling import earned, told_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
-from tanbr.router import Tanbr
 from tanbr.serve.backup import back_up
 from tanbr.serve.journal import pin_text, read_pin, read_slot, read_trust, state_file
 from tanbr.serve.lineage import MadeFor
@@ -204,39 +203,23 @@ class Adoption:
             write.execute("UPDATE requests SET logits = moved_logits(logits)")
 
 
-def _router(store: Store, made_for: MadeFor) -> Tanbr | None:
-    """Read a state's router; None if it has another kind, or cannot say what blends have earned."""
-    with suppress(StateError):
-        found = Tanbr.load(state_file(store, "router"))
-        sizes = len(made_for.experts), len(made_for.tasks)
-        return found if found.earned is not None and (found.experts, found.tasks) == sizes else None
-    return None
-
-
 def _versions(store: Store, made_for: MadeFor, config: RewardConfig) -> list[Version]:
-    """Say what blends have earned: what the router knows, and feedback that it was not told yet.
-
-    Of a router that does not say, or knows gains from practice alone, what each merge version earned by all feedback.
-    """
+    """Say what each merge version has earned by all feedback that the store holds."""
     trust, V = read_trust(store), len(made_for.tasks)
-    router, mark = _router(store, made_for), int(store.meta("mark") or 0)
-    known = () if router is None or router.earned is None else zip(*router.earned, strict=True)
-    before = [Version(-1 - n, blend, mean * count, count) for n, (blend, mean, count) in enumerate(known)]
-    bad = {row["version"] for row in store.versions() if not row["good"]} if router is None else set()
+    bad = {row["version"] for row in store.versions() if not row["good"]}
     versions, told, nothing = {}, [], np.zeros(V)
     for row in store.slots():
         slot = read_slot(row, experts=len(made_for.experts), tasks=V)
         if slot.reason is Reason.GONE:
             continue
-        heard = router is not None and row["told"]
         worthless = [number for number in slot.versions if number in bad]  # said once, of its last slot
         bad -= set(worthless)
-        rows = store.feedback(after=mark if heard else 0, slot=slot.number)
+        rows = store.feedback(after=0, slot=slot.number)
         told.append(told_of(slot, rows, {}, trust, config, worthless=worthless))
         for number, blend in zip(slot.versions, slot.blends, strict=True):
             versions[number] = Version(number, blend, nothing, nothing)
     found = [one for one in earned(list(versions.values()), told) if (one.counts > 0).any()]
-    return before + sorted(found, key=lambda one: one.number)[-MOST_BLENDS:]
+    return sorted(found, key=lambda one: one.number)[-MOST_BLENDS:]
 
 
 def _stored(

@@ -198,7 +198,7 @@ class Service(Queue):
             self._answers_of = answers.logits_of
             self.practising = None
             if space is not None and practises:
-                self.practising = PracticeThread(self.learning, moe, space, busy=lambda: self.depth > 0)
+                self.practising = PracticeThread(self.learning, engine, space, busy=lambda: self.depth > 0)
             self.ids = RequestIds(store.key, store.begin_epoch(self.learner.slot.number))
             super().__init__(
                 engine, self.ids, tasks=tasks, config=config, outbox=self.learning.put, observer=observer,

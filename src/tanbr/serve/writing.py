@@ -3,8 +3,6 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
-
 from tanbr.serve.decode import Step, Written
 from tanbr.serve.jobs import Part
 from tanbr.serve.records import ServiceError
@@ -88,21 +86,11 @@ class TextStream:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
         self._told = ""
-        plain = tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces  # nothing is changed after decoding
-        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=True) if plain else None
 
     def add(self, token: int) -> str:
         """Take the next token; give the text that is certain now and was not before."""
         self._tokens.append(token)
-        if self._stream is None:
-            return self._new()
-        try:
-            piece = self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
-        except Exception:  # the library gives up where a token changes the text before it
-            self._stream = None
-            return ""
-        self._told += piece
-        return piece
+        return self._new()
 
     def end(self) -> str:
         """Give what is left: characters of which only a part was written."""
