@@ -1,6 +1,7 @@
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -172,6 +173,20 @@ def test_an_operator_pins_unpins_and_rolls_back(live: Service) -> None:
     with pytest.raises(InputError, match="blend"):
         live.pin([0.5, 0.6])
     assert live.pin(first.merge_version) == first.merge_version
+
+
+def test_a_pin_holds_where_a_rollback_fails(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.end_slot()
+    version = live.pin(np.eye(K)[3])
+    with monkeypatch.context() as patched:
+        patched.setattr(live.engine, "prepare", Mock(side_effect=OSError("the disk is gone")))
+        with pytest.raises(ServiceError, match=f"merge version {version} goes on"):
+            live.rollback(1)
+    assert live.state().pinned
+    live.end_slot()
+    assert live.state().merge_version == version
+    live.rollback(1)
+    assert not live.state().pinned
 
 
 def test_what_could_not_start_binds_nobody_and_harms_no_state(run: Run, tmp_path: Path, taught: Path) -> None:

@@ -51,23 +51,19 @@ class Job:
 
     def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
         """Take answers (n,), logits or what was written with its text; the client gets all with the last."""
-        versions: tuple[int, ...] = (version,)
-        if len(rows) < len(self.texts):
-            self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
-            if len(self.answers) < len(self.texts):
-                return
-            ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
+        self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
+        if len(self.answers) < len(self.texts):
+            return
+        ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
         several = versions if len(set(versions)) > 1 else ()
         read, count = tuple(map(len, self.columns.get("input_ids", ()))), None
         if isinstance(answers[0], np.ndarray):
-            answer: Answered | Generated = Answered(
-                tuple(ids), np.asarray(answers), versions[0], self.cut, several, read
-            )
+            answer: Answered | Generated = Answered(ids, np.asarray(answers), versions[0], self.cut, several, read)
         else:
             written, texts = zip(*answers, strict=True)
             tokens = tuple(len(one.tokens) for one in written)
             ends: tuple[Literal["stop", "length"], ...] = tuple("stop" if w.stopped else "length" for w in written)
-            answer = Generated(tuple(ids), texts, read, tokens, ends, versions[0], self.cut, several)
+            answer = Generated(ids, texts, read, tokens, ends, versions[0], self.cut, several)
             count = sum(tokens)
         if self.span is not None:
             tracing.counted(self.span, ids[0], sum(read), count)

@@ -30,7 +30,6 @@ from tanbr.types import Blend, SlotRecord, TaskMix, Text
 
 NEUTRAL: Text = "a"  # asked when there are no probes: even this must not be answered with NaN
 ALARMS = 50  # kept for operators
-FORGET_EVERY = 20  # slots between two looks for what the store need not keep
 
 
 class Laps:
@@ -210,8 +209,6 @@ class ServedWorld:
         for one in prepared:
             if one.changed:
                 self._observer.merged(self.engine.merge_seconds, one.version)
-        if slot.number % FORGET_EVERY == 0:
-            self.store.forget(slots=self.config.keep_slots, requests=self.config.keep_requests)
 
     def resume(self, learner: Learner) -> Learner:
         """Serve on what the open slot of a saved state served."""
