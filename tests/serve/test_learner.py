@@ -240,7 +240,7 @@ def test_two_starts_with_other_settings_tell_every_reward_once(run: Run, tmp_pat
     again.start()
     again.end_slot()
     counted = told(again)
-    assert counted == 8 + 8 + 8 + 8  # what clients said, and the un-merged model
+    assert counted == pytest.approx(8 + 8 + 15, abs=0.1)  # what clients said, and the un-merged model of what is known
     assert again.stop()
     third = run(rewards={"settle_slots": 0} | SHADOWED)
     third.feedback([Feedback(i, reward=1.0, task="sentiment") for i in late])

@@ -244,7 +244,7 @@ def inherit(
     old = None
     with suppress(SettingsError):  # a monitor of other settings reads texts otherwise
         old = None if store.meta("monitor") is None else Monitor.load(state_file(store, "monitor"), config=config)
-    versions = [one for one in store.versions() if (one["counts"] > 0).any()]
+    versions = [one for one in reversed(store.versions()) if (one["counts"] > 0).any()]
     if versions and hasattr(router, "warm_start"):
         blends, sums, counts = (np.array([one[name] for one in versions]) for name in ("blend", "sums", "counts"))
         rewards = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
