@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,11 +105,11 @@ class AnswerLog:
         snapshot = monitor.snapshot()  # if this raises, nothing was taken yet
         with self._lock:
             served, self._unread, self._waiting = self._unread, deque(), 0
-        together = _recognised(snapshot, served)
+        together = _recognised(snapshot, [batch for batch in served if batch.seen is None])
         for batch in served:
             unread.append(batch)
             try:
-                seen = together.get(id(batch)) or batch.seen or snapshot.recognise(batch.texts)
+                seen = batch.seen or together.get(id(batch)) or snapshot.recognise(batch.texts)
                 seen = seen if batch.named is None else believed(seen, batch.named)
                 monitor.count(seen)
                 unread.pop()
@@ -166,22 +166,15 @@ class AnswerLog:
         ]
 
 
-def _recognised(snapshot: Recogniser, served: Iterable[Answers]) -> dict[int, Recognition]:
+def _recognised(snapshot: Recogniser, served: Sequence[Answers]) -> dict[int, Recognition]:
     """Recognise batches together, by their ids: a thousand replicas send many small ones. Empty where that fails."""
-    found: dict[int, Recognition] = {}
-    some: list[Answers] = []
-    batches = [batch for batch in served if batch.seen is None]
+    texts = [text for batch in served for text in batch.texts]
     try:
-        for batch in batches:
-            some.append(batch)
-            if batch is batches[-1] or sum(len(one.texts) for one in some) >= TOGETHER:
-                seen, end = snapshot.recognise([text for one in some for text in one.texts]), 0
-                for one in some:
-                    found[id(one)] = seen.rows(slice(end, end := end + len(one.texts)))
-                some = []
+        seen = [snapshot.recognise(texts[start : start + TOGETHER]) for start in range(0, len(texts), TOGETHER)]
+        whole, ends = Recognition.concatenate(seen), np.cumsum([len(batch.texts) for batch in served])
     except Exception:  # whatever it is, it is one text's: its batch meets it again, and the others do not
         return {}
-    return found
+    return {id(one): whole.rows(slice(end - len(one.texts), end)) for one, end in zip(served, ends, strict=True)}
 
 
 def _characters(served: Answers) -> int:
