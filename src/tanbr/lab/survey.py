@@ -20,7 +20,7 @@ from tanbr.monitor.recogniser import Recogniser
 from tanbr.serve.dense import DenseModel
 from tanbr.tasks.metrics import figure
 from tanbr.tasks.rows import Task
-from tanbr.types import AnswersBy, Blend, FloatArray, to_jsonable
+from tanbr.types import AnswersBy, FloatArray, to_jsonable
 
 STRETCH = 10  # blends between two saves
 TABLES = ("blends", "rewards", "figures")
@@ -49,11 +49,6 @@ class Survey:
     def digest(self) -> str:
         """Tell surveys apart."""
         return hashlib.sha256(self.blends.tobytes() + self.rewards.tobytes()).hexdigest()[:16]
-
-    @property
-    def best_fixed(self) -> Blend:
-        """The blend with the highest mean reward over the tasks: the best one for ever if mixes favour no task."""
-        return self.blends[self.rewards.mean(axis=1).argmax()]
 
     def stakes(self, alpha: float, *, seed: int = 0, draws: int = 4_000) -> dict[str, float]:
         """Compare, over mixes from Dirichlet(alpha), the best blend per mix with the best fixed and the uniform one."""
