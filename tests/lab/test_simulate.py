@@ -14,11 +14,10 @@ from tanbr.errors import CheckpointError, ConfigError, DataError, StateError, Ta
 from tanbr.lab import simulate as simulating
 from tanbr.lab.corpus import generated
 from tanbr.lab.simulate import Outcome, Study, simulate
-from tanbr.lab.survey import survey_to
+from tanbr.lab.survey import Survey, survey_to
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
-from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card, write_card
 
 NAMES = ["tanbr", "tanbr+oracle", "average", "best-fixed", "tags", "best-per-slot"]

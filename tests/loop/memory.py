@@ -37,7 +37,6 @@ class Memory:
 
     given: list[Given] = field(default_factory=list)
     by_itself: dict[int, dict[int, Tally]] = field(default_factory=dict)  # slot → place → what was measured
-    late: list[int] = field(default_factory=list)
     live: tuple[Merged, ...] = ()
     prepared: list[Merged] = field(default_factory=list)
     issued: int = 0
@@ -72,9 +71,6 @@ class Memory:
 
     def measured(self, slot: int) -> dict[int, Tally]:
         return self.by_itself.get(slot, {})
-
-    def measured_late(self) -> list[int]:
-        return self.late
 
     def texts(self, ids: Sequence[bytes]) -> dict[bytes, Any]:
         self.asked_texts += 1

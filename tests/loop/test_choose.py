@@ -37,14 +37,6 @@ def test_every_expert_at_its_tasks_share_or_all_alike() -> None:
     assert sorted(start(None, experts=3, own_experts=(2, 0), models=2)) == [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
 
 
-def test_a_survey_says_what_is_best_for_the_mix_unless_a_blend_is_named() -> None:
-    known = (np.eye(2), np.array([[0.9, 0.1], [0.2, 0.8]]))
-    assert start(None, experts=2, surveyed=known) == [[1.0, 0.0]]
-    assert start(None, MIX[::-1], experts=2, surveyed=known) == [[0.0, 1.0]]
-    assert sorted(start(None, experts=2, surveyed=known, models=2)) == [[0.0, 1.0], [1.0, 0.0]]
-    assert start("even", experts=2, surveyed=known) == [[0.5, 0.5]]
-
-
 def test_what_is_served_stays_while_it_is_near_enough() -> None:
     served = np.array([[0.74, 0.26]])
     assert start(None, served=served, experts=2, own_experts=(0, 1)) == served.tolist()

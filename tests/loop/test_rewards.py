@@ -40,15 +40,15 @@ def test_a_reward_goes_to_the_task_that_is_named_or_by_bayes() -> None:
 
 
 def test_sources_count_by_their_weights_and_a_task_nobody_speaks_for_is_unseen() -> None:
-    config = RewardConfig(confidence=0.5)
+    config = RewardConfig(shadow=0.5)
     rows = [*said("", 1.0), Given(2, 0, 0, "labels", 0, 0.0)]
-    tally = tallied(rows, np.array([0.5, 0.5])).add("confidence", np.array([2.0, 0.04]), np.array([2.0, 0.04]))
-    tally = tally.add("shadow", np.full(2, 9.0), np.full(2, 9.0))  # weight 0: off
+    tally = tallied(rows, np.array([0.5, 0.5])).add("shadow", np.array([2.0, 0.04]), np.array([2.0, 0.04]))
+    tally = tally.add("other", np.full(2, 9.0), np.full(2, 9.0))  # weight 0: off
     reward, counts = tally.reward(config)
     np.testing.assert_allclose(reward, [2 / 3, np.nan])
     np.testing.assert_allclose(counts, [3.0, 0.0])
     of = shares([tally, Tally(2)], config)
-    assert (of["feedback"], of["shadow"], sum(of.values())) == (of["labels"], 0, pytest.approx(1.0))
+    assert (of["feedback"], of["other"], sum(of.values())) == (of["labels"], 0, pytest.approx(1.0))
 
 
 @given(

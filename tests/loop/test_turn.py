@@ -95,18 +95,15 @@ def test_rewards_are_told_when_they_have_settled_and_what_comes_later_is_told_ap
     assert first.counts[0] == 7 + 2 * settle
 
 
-def test_what_the_world_measured_is_told_once_and_late_only_if_it_came_late() -> None:
+def test_what_the_world_measured_is_told_once() -> None:
     world = Memory()
     learner = opened(world, Scripted(), rewards={"settle_slots": 0, "shadow": 1.0})
     world.by_itself[0] = {0: Tally(V).add("shadow", np.ones(V), np.full(V, 2.0))}
     learner = turn(learner, world)
     assert heard(learner).told[0][2].sum() == 4
-    world.give(0, 1.0)  # feedback comes late, and nothing was measured since: the world may still know the old tally
+    world.give(0, 1.0)  # feedback comes late: the world may still know the old tally
     learner = turn(learner, world)
     assert heard(learner).warm[0][2].sum() == 1
-    world.late = [0]
-    learner = turn(learner, world)
-    assert heard(learner).warm[1][2].sum() == 4
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.answer_log import CHARACTERS, RECENT, AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.panel import Answers
-from tanbr.serve.store import Store
+from tanbr.serve.records import ServiceError
+from tanbr.serve.store import FeedbackRow, Store
 
-CONFIG = ServeConfig.model_validate({"rewards": {"confidence": 0.1}})
+CONFIG = ServeConfig.model_validate({"rewards": {"shadow": 0.1, "shadow_share": 1.0}})
 ENCODER: Any = None
 V = 2
 
@@ -29,7 +31,7 @@ def batch(number: int, texts: tuple[Any, ...], *, slot: int = 3, place: int = 0)
         slot.to_bytes(4, "big") + bytes([place]) + (1000 * number + i).to_bytes(7, "big") for i in range(len(texts))
     )
     logits = np.full((len(texts), 2), float(number))
-    return Answers(1, slot, ids, texts, logits, np.ones(len(texts)), None, place=place)
+    return Answers(1, slot, ids, texts, logits, None, place=place)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def stored(log: AnswerLog) -> int:
 
 
 def test_what_cannot_be_read_is_read_again_and_counted_once(log: AnswerLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    untaught, mix, recognise = Monitor(("first", "second")), np.full(V, 0.5), Recogniser.recognise
+    untaught, recognise = Monitor(("first", "second")), Recogniser.recognise
 
     def failing(recogniser: Recogniser, texts: Any) -> Recognition:
         if "bad" in texts:
@@ -67,28 +69,34 @@ def test_what_cannot_be_read_is_read_again_and_counted_once(log: AnswerLog, monk
     with monkeypatch.context() as patched:
         patched.setattr(Recogniser, "recognise", failing)
         for _ in range(2):
-            assert isinstance(log.read(untaught, mix)[1], MemoryError)
+            assert isinstance(log.read(untaught), MemoryError)
             assert stored(log) == 2  # the others are not held up
-    assert log.read(untaught, mix) == ([], None)
-    assert log.read(untaught, mix) == ([], None)
+    assert log.read(untaught) is log.read(untaught) is None
     assert stored(log) == untaught.close_slot().requests == 3
-    (_, counts) = log.measured(3)[0].parts["confidence"]
-    assert counts.sum() == pytest.approx(3.0)
 
 
-def test_what_is_measured_for_a_slot_that_was_told_is_late_and_dropped_with_the_next_turn(log: AnswerLog) -> None:
-    monitor, mix = Monitor(("first", "second")), np.full(V, 0.5)
-    log.put(batch(1, ("a",), slot=3))
-    log.read(monitor, mix)
-    assert (log.late(), list(log.measured(3))) == ([], [0])
-    log.forget(3)  # it was told
-    assert (log.late(), log.measured(3)) == ([], {})
-    log.put(batch(2, ("b",), slot=3))
-    log.put(batch(3, ("c",), slot=4))
-    log.read(monitor, mix)
-    assert (log.late(), log.measured(3)[0].parts["confidence"][1].sum()) == ([3], pytest.approx(1.0))
-    log.forget(3)
-    assert (log.late(), list(log.measured(4))) == ([], [0])
+def test_a_shadow_rewards_an_answer_once_beside_its_client_and_when_the_disk_lets_it(tmp_path: Path) -> None:
+    shadow, store = Mock(labels=lambda inputs, tasks, classes: np.zeros(len(tasks), dtype=int)), Store(tmp_path)
+    log = AnswerLog(
+        store, config=CONFIG, encode=Mock(), shadow=shadow, classes=2, keep_logits=True, tasks=V
+    )  # fmt: skip
+    served = replace(batch(1, ("a", "b")), logits=np.array([[1.0, 0.0], [0.0, 1.0]]))
+    store.add_feedback([FeedbackRow(served.ids[0], "feedback", 0, 0.25)])
+    log.put(served)
+    add = store.add_feedback
+    store.add_feedback = Mock(side_effect=ServiceError("the disk is full"))  # type: ignore[method-assign]
+    assert isinstance(log.read(Monitor(("first", "second"))), ServiceError)
+    store.add_feedback = add  # type: ignore[method-assign]
+    for _ in range(2):
+        assert log.read(Monitor(("first", "second"))) is None
+    given = [(one.id, one.source, one.reward, one.posterior is not None) for one in store.feedback(after=0)]
+    assert given == [
+        (served.ids[0], "feedback", 0.25, True),
+        (served.ids[0], "shadow", 1.0, True),
+        (served.ids[1], "shadow", 0.0, True),
+    ]
+    assert store.add_feedback([FeedbackRow(served.ids[1], "labels", 0, 1.0)]) == ["accepted"]
+    assert store.add_feedback([FeedbackRow(served.ids[1], "feedback", 0, 1.0)]) == ["repeated"]
 
 
 @pytest.mark.parametrize("tasks", [[5], [5, 6]])
@@ -101,5 +109,5 @@ def test_the_tasks_that_clients_name_are_in_the_mix(tmp_path: Path, taught: Path
     texts = tuple(row.text for row in tiny.generate(known.tasks[0], 20, seed=3, split="test"))
     named = np.tile(np.isin(np.arange(all_of), tasks).astype(float), (len(texts), 1))
     log.put(replace(batch(1, texts), named=named))
-    log.read(known, np.full(all_of, 1 / all_of))
+    log.read(known)
     assert known.close_slot().estimate[tasks].sum() > 0.99

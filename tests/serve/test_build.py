@@ -14,7 +14,6 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.serve.build import build, read_history
 from tanbr.serve.records import Feedback
-from tanbr.serve.survey import Survey
 
 CONFIG = parse({"serve": {"slot_seconds": 3600, "threads": 1}}).serve
 
@@ -91,28 +90,6 @@ def test_experts_that_do_not_merge_are_refused_unless_forced(tmp_path: Path) -> 
     live = build(model, config=CONFIG, state=tmp_path / "state", force=True)
     assert live.info.expert_names == tuple(f"expert {k} of 4" for k in (1, 2, 3, 4))
     live.stop()
-
-
-def test_a_survey_is_the_start_blend_and_a_warm_start_is_known_to_the_router(tmp_path: Path) -> None:
-    survey = embedded.path() / "survey.json"
-    known = Survey.load(survey)
-    live = build(None, config=CONFIG, state=tmp_path / "one", survey=survey, warm_start=survey)
-    np.testing.assert_array_equal(live.state().blend, known.best_fixed)
-    router = live.learner.router
-    told = router.tree.value[0]
-    live.stop()
-    plain = build(None, config=CONFIG, state=tmp_path / "two")
-    assert not np.array_equal(plain.learner.router.tree.value[0], told)
-    np.testing.assert_allclose(plain.state().blend, 1 / 8)
-    plain.stop()
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps(json.loads(survey.read_text()) | {"model_sha256": "0" * 64}))
-    with pytest.raises(DataError, match="other weights"):
-        build(None, config=CONFIG, state=tmp_path / "three", survey=other)
-    other.write_text("{")
-    with pytest.raises(DataError, match="holds no survey"):
-        build(None, config=CONFIG, state=tmp_path / "three", warm_start=other)
-    assert not (tmp_path / "three").exists()
 
 
 def test_a_restart_goes_on_with_the_settings_it_is_given_or_says_why_it_cannot(tmp_path: Path) -> None:

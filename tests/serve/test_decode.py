@@ -12,7 +12,7 @@ from elsewhere import elsewhere
 from moe.tiny import build
 from tanbr.merge import open as open_moe
 from tanbr.moe.text import Inputs
-from tanbr.serve.decode import Joining, NotFinite, Step, Written, decode, drawn, nucleus, on_device
+from tanbr.serve.decode import NotFinite, Step, Written, decode, drawn, nucleus, on_device
 from tanbr.serve.sampling import Sampling
 
 LIMITS = [3, 7, 7]
@@ -64,7 +64,6 @@ def test_decoding_is_what_transformers_does_greedily(kind: str, model: Any) -> N
         assert written.tokens == tuple(wanted[: wanted.index(end)] if end in wanted else wanted)
         assert written.stopped == (end in wanted)
         assert tuple(step.added[row] for step in steps if row in step.added) == written.tokens
-        assert 0 < written.confidence <= 1
     assert next(sorted(step.ended) for step in steps if step.ended) == [0]  # the short one is told when it ends
     assert {row: written for step in steps for row, written in step.ended.items()} == dict(enumerate(done))
 
@@ -103,32 +102,18 @@ def test_nan_is_found_in_the_step_in_which_it_appears(kind: str, model: Any) -> 
     assert calls == 3
 
 
-def test_sampled_rows_repeat_by_their_seed_whatever_joins_or_leaves_and_greedy_rows_stay_greedy(
-    kind: str, model: Any
-) -> None:
+def test_sampled_rows_repeat_by_their_seed_whatever_leaves_and_greedy_rows_stay_greedy(kind: str, model: Any) -> None:
     model.generation_config.eos_token_id = model.config.eos_token_id = None  # only limits end a row
     asked = [[5, 6, 7, 8, 9], [10, 11], [5, 6, 7, 8, 9], [20, 21, 22, 23, 24, 25, 26]]
     limits = [9, 4, 9, 5]
     how = [Sampling(1.0, 1.0, 1), None, Sampling(1.0, 1.0, 2), Sampling(1.3, 0.9, 3)]
-    steps: list[Step] = []
-
-    def hear(step: Step) -> tuple[int, ...]:
-        steps.append(step)
-        return ()
-
-    def more(rows: int) -> Joining | None:
-        return Joining(prompts(kind, asked[2:]), limits[2:], how[2:]) if len(steps) == 2 else None
-
-    together = decode(model, prompts(kind, asked[:2]), limits=limits[:2], on_step=hear, more=more, sampling=how[:2])
+    together = decode(model, prompts(kind, asked), limits=limits, on_step=listen, sampling=how)
     for row, ids in enumerate(asked):
         (alone,) = decode(model, prompts(kind, [ids]), limits=[limits[row]], on_step=listen, sampling=[how[row]])
         written = together[row]
         assert isinstance(written, Written)
         assert isinstance(alone, Written)
         assert written.tokens == alone.tokens
-        assert written.confidence == pytest.approx(alone.confidence, rel=1e-9)  # float64
-        chances = [step.chances[row] for step in steps if row in step.added]
-        assert written.confidence == pytest.approx(sum(chances) / len(chances), rel=1e-12)
     first, _, third, _ = together
     assert isinstance(first, Written)
     assert isinstance(third, Written)
@@ -141,9 +126,8 @@ def test_sampled_rows_repeat_by_their_seed_whatever_joins_or_leaves_and_greedy_r
 
 def test_decoding_is_the_same_elsewhere(kind: str, model: Any) -> None:
     def written(place: Any) -> Any:
-        others = iter([Joining(prompts(kind, ([20, 21], [22, 23, 24])), [4, 3])])
-        how = {"limits": LIMITS, "on_step": listen, "sampling": (None, Sampling(0.8, 0.9, 1), None)}
-        return decode(model.to(place), prompts(kind), more=lambda _: next(others, None), **how)
+        sampling = (None, Sampling(0.8, 0.9, 1), None)
+        return decode(model.to(place), prompts(kind), limits=LIMITS, on_step=listen, sampling=sampling)
 
     with elsewhere() as device:
         here = written("cpu")

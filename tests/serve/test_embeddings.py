@@ -87,7 +87,7 @@ def test_openais_client_gets_the_vectors_that_transformers_makes_and_rewards_cou
         ({"kinds": ("Pooling", "Dense")}, {}, CheckpointError, "Dense"),
         ({"kinds": ()}, {}, CheckpointError, "no modules.json that says how to pool"),
         ({}, {"precision": "int8"}, InputError, "vectors have none; use fp32"),
-        ({}, {"rewards": {"confidence": 1.0}}, ConfigError, "set confidence and shadow to 0"),
+        ({}, {"rewards": {"shadow": 1.0}}, ConfigError, "set the reward source shadow to 0"),
     ],
 )
 def test_what_makes_no_vector_is_one_sentence(

@@ -14,7 +14,7 @@ from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig
 from tanbr.loop.guard import Guard
 from tanbr.loop.learner import Learner, Rules
-from tanbr.loop.rewards import Tally, Trust
+from tanbr.loop.rewards import Trust
 from tanbr.loop.slot import Reason, Slot, Told, Turn, Version
 from tanbr.serve.journal import read_learner, state_file, write_turn
 from tanbr.serve.records import ServiceError
@@ -54,7 +54,7 @@ def write(store: Store, turn: Turn, versions: Sequence[Version] = (), *, broken:
     monitor: Any = Saved("monitor")
     kept = tuple(versions) or tuple(known)
     learner = Learner(RULES, router, monitor, slot, Guard.empty(2), Trust(), MIX, versions=kept, mark=9)
-    write_turn(store, turn, learner, **({"measured": {}} | more))
+    write_turn(store, turn, learner, **more)
     return learner
 
 
@@ -65,16 +65,14 @@ def begin(store: Store) -> Learner:
 def test_a_turn_is_one_transaction_with_the_states_it_names(store: Store) -> None:
     first = begin(store).versions[0]
     told = Told(FIRST, np.array([[0.5, np.nan]]), np.array([[4.0, 0.0]]), {"feedback": 1.0})
-    tally = Tally(2).add("shadow", np.array([1.0, 0.5]), np.array([2.0, 1.0]))
     bad = replace(first, good=False, sums=np.array([2.0, 0.0]), counts=np.array([4.0, 0.0]))
     two = Version(2, SECOND.blend, ZEROS, ZEROS)
-    before = write(store, Turn(SECOND, FIRST, MIXED, (told,)), [bad, two], measured={0: tally}, regret=0.5)
+    before = write(store, Turn(SECOND, FIRST, MIXED, (told,)), [bad, two], regret=0.5)
     assert state_file(store, "router").read_text() == "router 1"
     assert not (store.folder / "router-0.state").exists()
     opened, ended = store.slots()
     assert (ended["told"], ended["reward"].tolist()[0], ended["counts"].tolist()) == (1, 0.5, [4.0, 0.0])
     assert (opened["slot"], opened["regret"]) == (1, 0.5)
-    assert {place: list(parts) for place, parts in store.measured(0).items()} == {0: ["shadow"]}
     late = Told(FIRST, ONES, ONES, {}, late=True)
     write(store, Turn(replace(SECOND, number=2), SECOND, MIXED, (late,)), before.versions)
     assert store.slots()[2]["counts"].tolist() == [4.0, 0.0]  # what comes late leaves the slot's own

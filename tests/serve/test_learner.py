@@ -25,6 +25,7 @@ from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
 from tanbr.serve.service import Service
 
 OWN = tuple(range(V))  # of the embedded model, the expert of each task
+SHADOWED = {"shadow": 1.0, "shadow_share": 1.0}
 
 
 @pytest.fixture
@@ -189,6 +190,14 @@ def test_a_turn_that_fails_keeps_the_mix_of_its_slot(live: Service) -> None:
     assert estimate[6] > 0.8
 
 
+def test_a_store_that_cannot_forget_spoils_no_turn(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tanbr.serve.learner.FORGET_EVERY", 1)
+    monkeypatch.setattr(live.store, "forget", Mock(side_effect=ServiceError("the disk is full")))
+    assert live.end_slot() == 1
+    assert (live.slots(1)[0].reason, live.state().merge_version) == (Reason.CHOSEN, 2)
+    assert live.state().alarms[0].text == "forget failed: ServiceError: the disk is full"
+
+
 def test_a_bad_state_is_one_sentence(tmp_path: Path, taught: Path) -> None:
     service(tmp_path / "state", taught, router=Ledger()).stop()
     for number, (statement, values) in enumerate(
@@ -217,7 +226,7 @@ def test_a_bad_state_is_one_sentence(tmp_path: Path, taught: Path) -> None:
 
 
 def test_two_starts_with_other_settings_tell_every_reward_once(run: Run, tmp_path: Path, taught: Path) -> None:
-    first = run(rewards={"settle_slots": 3, "confidence": 1.0})
+    first = run(rewards={"settle_slots": 3} | SHADOWED)
     for _ in range(2):
         answer(first, 8)
         first.end_slot()
@@ -225,18 +234,18 @@ def test_two_starts_with_other_settings_tell_every_reward_once(run: Run, tmp_pat
     version, slot = first.state().merge_version, first.state().slot
     assert told(first) == 0
     assert first.stop()
-    again = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0, "confidence": 1.0}, models=1)
+    again = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0} | SHADOWED, models=1)
     assert [one.number for one in again.learner.settling] == [slot - 2, slot - 1]
     assert (again.state().merge_version, again.state().slot) == (version, slot)
     again.start()
     again.end_slot()
     counted = told(again)
-    assert counted == pytest.approx(8 + 8 + 2 * 5, abs=0.1)  # what clients said, and the confidence where it counts
+    assert counted == pytest.approx(8 + 8 + 15, abs=0.1)  # what clients said, and the un-merged model of what is known
     assert again.stop()
-    third = run(rewards={"settle_slots": 0, "confidence": 1.0})
+    third = run(rewards={"settle_slots": 0} | SHADOWED)
     third.feedback([Feedback(i, reward=1.0, task="sentiment") for i in late])
     third.end_slot()
-    assert told(third) == pytest.approx(counted + 8)  # the confidence of that slot is not told again
+    assert told(third) == pytest.approx(counted + 8)  # what that slot had earned is not told again
 
 
 def test_a_pin_and_the_trust_in_clients_hold_over_a_restart(run: Run, tmp_path: Path, taught: Path) -> None:

@@ -24,11 +24,9 @@ from tanbr.serve.records import Feedback, PracticeView
 from tanbr.serve.service import Service
 from tanbr.serve.store import Store
 from tanbr.tasks.card import read_card, write_card
-from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Task
 
 NAMES = [task.name for task in tiny.TASKS]
-SPACE = LabelSpace(tiny.TASKS)
 
 
 def begin(run: Run, state: Path, **settings: Any) -> Service:
@@ -52,7 +50,8 @@ def label(live: Service, tasks: Sequence[Task], count: int = 8) -> None:
 
 def practise(live: Service, count: int) -> None:
     """Do so many exercises, as the thread does them."""
-    thread = PracticeThread(live.learning, live.engine.moe, SPACE)
+    assert live.space is not None
+    thread = PracticeThread(live.learning, live.engine, live.space)
     for _ in range(count):
         wanted = exercise(live.learner)
         assert wanted is not None

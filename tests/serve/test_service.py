@@ -1,6 +1,7 @@
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -174,6 +175,20 @@ def test_an_operator_pins_unpins_and_rolls_back(live: Service) -> None:
     assert live.pin(first.merge_version) == first.merge_version
 
 
+def test_a_pin_holds_where_a_rollback_fails(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.end_slot()
+    version = live.pin(np.eye(K)[3])
+    with monkeypatch.context() as patched:
+        patched.setattr(live.engine, "prepare", Mock(side_effect=OSError("the disk is gone")))
+        with pytest.raises(ServiceError, match=f"merge version {version} goes on"):
+            live.rollback(1)
+    assert live.state().pinned
+    live.end_slot()
+    assert live.state().merge_version == version
+    live.rollback(1)
+    assert not live.state().pinned
+
+
 def test_what_could_not_start_binds_nobody_and_harms_no_state(run: Run, tmp_path: Path, taught: Path) -> None:
     other = tanbr.open(tanbr.embedded(), method="ties")
     with pytest.raises(ConfigError, match="a panel holds"):
@@ -186,31 +201,6 @@ def test_what_could_not_start_binds_nobody_and_harms_no_state(run: Run, tmp_path
     again = service(tmp_path, taught)
     assert again.state().slot == slot
     again.stop()
-
-
-def test_slots_end_by_requests_and_the_sources_share_the_reward(tmp_path: Path, taught: Path) -> None:
-    live = service(
-        tmp_path,
-        taught,
-        slot_requests=32,
-        rewards={"shadow": 1.0, "shadow_share": 0.5, "confidence": 0.5, "settle_slots": 0},
-    )
-    live.start()
-    for sent in range(1, 7):  # half a slot each; who never waits may send more than a learner can ever shadow
-        live.submit(TEXTS[:16]).result(60)
-        until(lambda sent=sent: live.state().slot == sent // 2)  # type: ignore[misc]
-    until(lambda: live.slots(4)[-1].told)
-    shares = live.state().shares
-    live.stop()
-    assert set(shares) == {"shadow", "confidence"}
-    assert sum(shares.values()) == pytest.approx(1)
-    told = [view for view in live_slots(tmp_path, taught) if view.told]
-    assert all(0 < view.total_reward <= 1 for view in told)
-    assert all(view.requests >= 32 for view in told)
-
-
-def live_slots(state: Path, taught: Path) -> Any:
-    return service(state, taught).slots()
 
 
 def test_a_full_queue_says_when_to_come_back_and_stopping_finishes_what_was_accepted(

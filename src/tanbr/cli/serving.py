@@ -50,7 +50,7 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
     StartConfig,
     "start",
     common="state history experts token_file admin_token_file",
-    advanced="blend_only base check survey warm_start adopt force",
+    advanced="blend_only base check adopt force",
 )
 @options_of(HttpConfig, "listen", common="host port")
 def serve(

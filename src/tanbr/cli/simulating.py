@@ -18,7 +18,7 @@ from tanbr.types import AnswersBy
 if TYPE_CHECKING:
     from tanbr.lab.methods import Bench
     from tanbr.lab.simulate import Outcome
-    from tanbr.serve.survey import Survey
+    from tanbr.lab.survey import Survey
 
 app = typer.Typer()
 NAMES = (

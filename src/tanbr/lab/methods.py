@@ -32,7 +32,7 @@ from tanbr.lab.rivals.fisher import fisher
 from tanbr.lab.rivals.probes import Probes, probes_of
 from tanbr.lab.rivals.regmean import regmean
 from tanbr.lab.settings import Config
-from tanbr.lab.survey import survey_path
+from tanbr.lab.survey import Survey, survey_path
 from tanbr.lab.train.checkpoints import card_of, own_experts
 from tanbr.lab.world import Contestant, Credit, Respond, StreamWorld
 from tanbr.loop.choose import StartBlend
@@ -43,7 +43,6 @@ from tanbr.monitor import Monitor
 from tanbr.router.own import OwnRouter
 from tanbr.serve.backends.choose import Precision
 from tanbr.serve.dense import DenseModel
-from tanbr.serve.survey import Survey
 from tanbr.tasks.metrics import Answer
 from tanbr.types import AnswersBy, Blend, FloatArray, Router, Text
 

@@ -164,10 +164,6 @@ class StreamWorld:
         """Nothing: this world gives no rewards by itself."""
         return {}
 
-    def measured_late(self) -> tuple[int, ...]:
-        """Nothing."""
-        return ()
-
     def texts(self, ids: Sequence[bytes]) -> dict[bytes, Text]:
         """Look up the texts of requests."""
         return {key: self._texts[key] for key in ids if key in self._texts}

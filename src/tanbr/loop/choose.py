@@ -24,10 +24,7 @@ class Pin:
 
 
 class StartBlend:
-    """The blend that needs no reward: even, each expert at its task's share of the mix, or given weights.
-
-    What blends are known to earn, if anybody surveyed them, beats the first two.
-    """
+    """The blend that needs no reward: even, each expert at its task's share of the mix, or given weights."""
 
     def __init__(
         self,
@@ -36,16 +33,13 @@ class StartBlend:
         experts: int,
         own_experts: Sequence[int] = (),
         max_active: int | None = None,
-        surveyed: tuple[FloatArray, FloatArray] | None = None,
         groups: Sequence[int] = (),
     ) -> None:
         """Choose the kind; `own_experts` (V,) is the expert of each task, empty where that is not known.
 
-        Blends (N, K) and their rewards (N, V) that were `surveyed` count if no kind is named. `groups` (V,) is the
-        model of each task, where somebody measured which tasks lose least by sharing one.
+        `groups` (V,) is the model of each task, where somebody measured which tasks lose least by sharing one.
         """
         self._groups = tuple(groups)
-        self._surveyed = surveyed if kind is None else None
         self._own = list(own_experts) if kind in (None, "proportional") else []
         if kind == "proportional" and not own_experts:
             raise ConfigError(
@@ -67,11 +61,7 @@ class StartBlend:
         """
         tasks = len(readings.task_mix)
         blends, estimates = self._fixed[None].copy(), np.ones((1, tasks))
-        if self._surveyed is not None:
-            known, rewards = self._surveyed[0], np.nan_to_num(self._surveyed[1])
-            rows = chosen(rewards, readings, models)
-            blends, estimates = known[rows].copy(), rewards[rows]
-        elif self._own:
+        if self._own:
             count, sizes = min(models, tasks), Sizes(len(self._fixed), tasks, self._most)
             blends, home = proportional_panel(readings, count, own=self._own, groups=self._groups, sizes=sizes)
             estimates = (home == np.arange(count)[:, None]).astype(np.float64)

@@ -58,16 +58,14 @@ def tell(
             zeros = bad if worthless and slot is ended else ()
             told.append(told_of(slot, rows, world.measured(slot.number), trust, config, worthless=zeros))
     waiting = {slot.number for slot in learner.settling}
-    again = world.measured_late()  # of other slots the router was told already what the world measured
-    late: dict[int, list[Given]] = {number: [] for number in again}
+    late: dict[int, list[Given]] = {}
     for row in world.rewards(after=learner.mark, upto=mark):
         if row.slot not in waiting:
             late.setdefault(row.slot, []).append(row)
     for number, came in late.items():
         found = world.ended(number)
         if found is not None:
-            measured = world.measured(number) if number in again else {}
-            told.append(replace(told_of(found, came, measured, trust, config), late=True))
+            told.append(replace(told_of(found, came, {}, trust, config), late=True))
     for one in told:
         _teach(router, one)
     tosses = [one for one in learner.tosses if one.slot > ended.number - WINDOW]

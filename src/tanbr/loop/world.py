@@ -58,9 +58,6 @@ class World(Protocol[P]):
     def measured(self, slot: int) -> dict[int, Tally]:
         """Rewards that the world gave the models of a slot by itself, by the place of the model."""
 
-    def measured_late(self) -> Sequence[int]:
-        """Slots that the router was told already and for which the world measured rewards since."""
-
     def texts(self, ids: Sequence[bytes]) -> Mapping[bytes, Text]:
         """Look up the texts of answered requests, as far as they are at hand."""
 

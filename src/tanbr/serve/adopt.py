@@ -18,22 +18,18 @@ import numpy as np
 from tanbr.errors import SettingsError, StateError
 from tanbr.loop.choose import Pin
 from tanbr.loop.config import RewardConfig
-from tanbr.loop.rewards import Tally
 from tanbr.loop.slot import Reason, Version
 from tanbr.loop.telling import earned, told_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
-from tanbr.router import Tanbr
 from tanbr.serve.backup import back_up
 from tanbr.serve.journal import pin_text, read_pin, read_slot, read_trust, state_file
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.store import Store, from_half, half, shown, vector
-from tanbr.tasks.rows import Row
-from tanbr.types import FloatArray, Text
+from tanbr.types import FloatArray
 
 PRIOR_COUNT = 16.0  # requests, at most, that a reward earned with another checkpoint, method or part of a blend counts
 MOST_GONE = 0.5  # weight of experts that are gone above which a blend says nothing about the rest of it
-NEAR_COUNT = 4.0  # requests, at most, that what like tasks earned at a blend counts for a task that is new
 MOST_BLENDS = 1_000  # newest merge versions whose rewards a new router is told
 LOWEST = float(np.finfo(np.float32).min)  # logit of a label that a head did not have
 
@@ -195,7 +191,6 @@ class Adoption:
             "UPDATE models SET blend = moved_blend(blend), estimates = moved_sums(estimates)",
             "UPDATE slots SET told = 1, chance = NULL, mix = moved_mix(mix), estimate = moved_mix(estimate), "
             "reward = moved_reward(reward), counts = moved_sums(counts)",
-            "UPDATE measured SET sums = moved_sums(sums), counts = moved_sums(counts)",
             "DELETE FROM feedback WHERE task IS NOT NULL AND moved_task(task) IS NULL",
             "UPDATE feedback SET task = moved_task(task) WHERE task IS NOT NULL",
         ):
@@ -206,40 +201,23 @@ class Adoption:
             write.execute("UPDATE requests SET logits = moved_logits(logits)")
 
 
-def _router(store: Store, made_for: MadeFor) -> Tanbr | None:
-    """Read a state's router; None if it has another kind, or cannot say what blends have earned."""
-    with suppress(StateError):
-        found = Tanbr.load(state_file(store, "router"))
-        sizes = len(made_for.experts), len(made_for.tasks)
-        return found if found.earned is not None and (found.experts, found.tasks) == sizes else None
-    return None
-
-
 def _versions(store: Store, made_for: MadeFor, config: RewardConfig) -> list[Version]:
-    """Say what blends have earned: what the router knows, and feedback that it was not told yet.
-
-    Of a router that does not say, or knows gains from practice alone, what each merge version earned by all feedback.
-    """
+    """Say what each merge version has earned by all feedback that the store holds."""
     trust, V = read_trust(store), len(made_for.tasks)
-    router, mark = _router(store, made_for), int(store.meta("mark") or 0)
-    known = () if router is None or router.earned is None else zip(*router.earned, strict=True)
-    before = [Version(-1 - n, blend, mean * count, count) for n, (blend, mean, count) in enumerate(known)]
-    bad = {row["version"] for row in store.versions() if not row["good"]} if router is None else set()
+    bad = {row["version"] for row in store.versions() if not row["good"]}
     versions, told, nothing = {}, [], np.zeros(V)
     for row in store.slots():
         slot = read_slot(row, experts=len(made_for.experts), tasks=V)
         if slot.reason is Reason.GONE:
             continue
-        heard = router is not None and row["told"]
-        measured = {} if heard else {at: Tally(V, parts) for at, parts in store.measured(slot.number).items()}
         worthless = [number for number in slot.versions if number in bad]  # said once, of its last slot
         bad -= set(worthless)
-        rows = store.feedback(after=mark if heard else 0, slot=slot.number)
-        told.append(told_of(slot, rows, measured, trust, config, worthless=worthless))
+        rows = store.feedback(after=0, slot=slot.number)
+        told.append(told_of(slot, rows, {}, trust, config, worthless=worthless))
         for number, blend in zip(slot.versions, slot.blends, strict=True):
             versions[number] = Version(number, blend, nothing, nothing)
     found = [one for one in earned(list(versions.values()), told) if (one.counts > 0).any()]
-    return before + sorted(found, key=lambda one: one.number)[-MOST_BLENDS:]
+    return sorted(found, key=lambda one: one.number)[-MOST_BLENDS:]
 
 
 def _stored(
@@ -261,50 +239,17 @@ def inherit(
     monitor: Monitor | Callable[[], Monitor],
     tasks: Sequence[str],
     config: MonitorConfig | None,
-    *,
-    past: Sequence[Row] = (),
-    say: Callable[[str], None],
 ) -> Monitor:
     """Tell a new router what an adopted state has earned; the state's monitor, or a new one that knows what it knew."""
     old = None
     with suppress(SettingsError):  # a monitor of other settings reads texts otherwise
         old = None if store.meta("monitor") is None else Monitor.load(state_file(store, "monitor"), config=config)
-    versions = [one for one in store.versions() if (one["counts"] > 0).any()]
+    versions = [one for one in reversed(store.versions()) if (one["counts"] > 0).any()]
     if versions and hasattr(router, "warm_start"):
         blends, sums, counts = (np.array([one[name] for one in versions]) for name in ("blend", "sums", "counts"))
-        if old is not None:
-            _begin_new_tasks(old, tasks, sums, counts, past=past, say=say)
         rewards = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
         router.warm_start(blends, np.clip(rewards, 0.0, 1.0), counts)
     if old is not None and old.tasks == tuple(tasks):
         return old
     new = monitor if isinstance(monitor, Monitor) else monitor()
     return new if old is None else new.recalling(old)
-
-
-def _begin_new_tasks(
-    old: Monitor,
-    tasks: Sequence[str],
-    sums: FloatArray,
-    counts: FloatArray,
-    *,
-    past: Sequence[Row],
-    say: Callable[[str], None],
-) -> None:
-    """Let a task that an old monitor did not know have earned (N, V) a little of what like tasks did."""
-    for place in (place for place, name in enumerate(tasks) if name not in old.tasks):
-        near = _like(old, tasks, [row.text for row in past if row.task == tasks[place]])
-        like = counts @ near  # (N,)
-        some = np.minimum(like, NEAR_COUNT) / np.maximum(like, 1e-12)
-        sums[:, place], counts[:, place] = (sums @ near) * some, like * some
-        best = ", ".join(f"{tasks[v]} {near[v]:.0%}" for v in np.argsort(-near)[:3] if near[v] >= 0.01)
-        few = f"as at most {NEAR_COUNT:.0f} requests a blend"
-        say(f"{tasks[place]} starts from what like tasks have earned, {few}: {best or 'none'}")
-
-
-def _like(old: Monitor, tasks: Sequence[str], texts: Sequence[Text]) -> FloatArray:
-    """Share of each task (V,), by its new place, that an old monitor takes texts for; all alike where it cannot say."""
-    moved, alike = Moved.of(old.tasks, tasks), np.full(len(old.tasks), 1.0 / len(old.tasks))
-    seen = old.snapshot().recognise(texts).posteriors.mean(axis=0) if texts else alike
-    shares = moved.shares(seen)
-    return np.zeros(len(tasks)) if shares is None else shares

@@ -1,29 +1,26 @@
-"""What was answered: at hand at once for feedback, read after the fact for the monitor, the rewards and the store."""
+"""What was answered: at hand at once for feedback, read after the fact for the monitor, shadows and the store."""
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tanbr.loop.rewards import Given, Tally
+from tanbr.loop.rewards import SHADOW
 from tanbr.moe.text import TextEncoder
 from tanbr.monitor import Monitor
-from tanbr.monitor.belief import by_mix
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.panel import Answers, believed
 from tanbr.serve.records import ServiceError
 from tanbr.serve.shadow import Shadow
-from tanbr.serve.store import RequestRow, Store
-from tanbr.types import FloatArray, TaskMix, Text
+from tanbr.serve.store import FeedbackRow, RequestRow, Store
+from tanbr.types import FloatArray, Text
 
 RECENT = 20_000  # answered requests that are kept at hand, and that may wait to be read; the oldest go first
 CHARACTERS = 16 << 20  # of their texts
 TOGETHER = 512  # texts that are recognised at once
-Place: TypeAlias = tuple[int, int]  # a slot, and the place of one of its models
 
 
 class AnswerLog:
@@ -40,7 +37,7 @@ class AnswerLog:
         keep_logits: bool,
         tasks: int,
     ) -> None:
-        self.held: Counter[Place] = Counter()  # requests that a model of a slot has answered; of the last slots
+        self.held = Counter[tuple[int, int]]()  # by slot and place of a model: requests that it has answered
         self.answered = 0  # requests since the process started
         self._store, self._config, self._encode = store, config, encode
         self._shadow, self._classes, self._keep_logits, self.tasks = shadow, classes, keep_logits, tasks
@@ -52,8 +49,7 @@ class AnswerLog:
         self._unread: deque[Answers] = deque()
         self._waiting = 0  # requests that are unread
         self._unsaved: list[RequestRow] = []
-        self._tallies: dict[Place, Tally] = {}  # rewards that the server gave itself
-        self._told = -1  # slots up to this one have been told
+        self._shadowed: list[FeedbackRow] = []  # rewards that are not yet in the store
 
     # --- called by other threads ------------------------------------------------------------------------------------
 
@@ -99,80 +95,59 @@ class AnswerLog:
 
     # --- called by the learner --------------------------------------------------------------------------------------
 
-    def read(self, monitor: Monitor, mix: TaskMix) -> tuple[list[Given], Exception | None]:
-        """Let the monitor count what arrived, measure and store it: rewards by shadowing, and what failed last.
+    def read(self, monitor: Monitor) -> Exception | None:
+        """Let the monitor count what arrived, shadow a few requests, store all of it; what failed last.
 
         What fails is tried again with what comes next.
         """
         error: Exception | None = None
         unread: list[Answers] = []
-        shadowed: list[Given] = []
         snapshot = monitor.snapshot()  # if this raises, nothing was taken yet
         with self._lock:
             served, self._unread, self._waiting = self._unread, deque(), 0
-        together = _recognised(snapshot, served)
+        together = _recognised(snapshot, [batch for batch in served if batch.seen is None])
         for batch in served:
             unread.append(batch)
             try:
-                seen = together.get(id(batch)) or batch.seen or snapshot.recognise(batch.texts)
+                seen = batch.seen or together.get(id(batch)) or snapshot.recognise(batch.texts)
                 seen = seen if batch.named is None else believed(seen, batch.named)
                 monitor.count(seen)
                 unread.pop()
                 kept = batch.logits if self._keep_logits and batch.logits is not None else [None] * len(batch.ids)
                 novel = seen.novel.tolist()
                 self._unsaved += map(RequestRow, batch.ids, seen.posteriors, kept, novel)
-                shadowed += self._measure(batch, seen, mix)
+                self._shadow_some(batch, seen)
             except Exception as raised:  # a text, the monitor, a shadow
                 error = raised
         with self._lock:
             self._unread.extendleft(reversed(unread))
             self._waiting += sum(len(batch.ids) for batch in unread)
-        if self._unsaved:
-            self._unsaved = self._unsaved[-RECENT:]
-            try:
+        self._unsaved, self._shadowed = self._unsaved[-RECENT:], self._shadowed[-RECENT:]
+        try:
+            if self._unsaved:
                 self._store.add_requests(self._unsaved)
                 self._unsaved = []
-            except ServiceError as raised:
-                error = raised
-        return shadowed, error
-
-    def measured(self, slot: int) -> dict[int, Tally]:
-        """Rewards that the server gave itself for the models of a slot, by place: from memory, or from the store."""
-        if slot > self._told and not any(place[0] == slot for place in self._tallies):
-            for place, parts in self._store.measured(slot).items():
-                self._tallies[slot, place] = Tally(self.tasks, parts)
-        return {place: tally for (number, place), tally in self._tallies.items() if number == slot}
-
-    def late(self) -> list[int]:
-        """Slots which the router was told already, and for which rewards were measured since."""
-        return sorted({slot for slot, _ in self._tallies if slot <= self._told})
+            if self._shadowed:
+                self._store.add_feedback(self._shadowed)
+                self._shadowed = []
+        except ServiceError as raised:
+            error = raised
+        return error
 
     def forget(self, slot: int) -> None:
-        """Drop the rewards of slots up to this one: the router was told them."""
-        self._told = max(self._told, slot)
-        self._tallies = {place: tally for place, tally in self._tallies.items() if place[0] > slot}
+        """Forget how many requests the slots up to this one held: the router was told them."""
         with self._lock:
             for place in [place for place in self.held if place[0] < slot - 1]:  # what was on its way may yet come
                 del self.held[place]
 
-    def _measure(self, batch: Answers, seen: Recognition, mix: TaskMix) -> list[Given]:
-        """Reward a batch by its confidence, and a few of its requests by the un-merged MoE; not what is novel."""
-        weights, place = self._config.rewards, (batch.slot, batch.place)
-        self.measured(batch.slot)  # what the store holds comes first
-        tally = self._tallies.get(place, Tally(self.tasks))
-        shares = by_mix(seen.posteriors, mix)  # (n, V)
-        if weights.confidence and not seen.novel.all():
-            known = shares[~seen.novel]
-            tally = tally.add("confidence", batch.confidence[~seen.novel] @ known, known.sum(axis=0))
-        shadowed = []
-        if self._shadow is not None and (batch.logits is not None or batch.tokens is not None):
-            chosen = np.flatnonzero((self._rng.random(len(batch.ids)) < weights.shadow_share) & ~seen.novel)
-            for i, reward in zip(chosen, self._agreement(self._shadow, batch, seen.posteriors, chosen), strict=True):
-                tally = tally.add("shadow", reward * shares[i], shares[i])
-                shadowed.append(Given(0, *place, "shadow", None, reward, seen.posteriors[i]))
-        if tally.parts:
-            self._tallies[place] = tally
-        return shadowed
+    def _shadow_some(self, batch: Answers, seen: Recognition) -> None:
+        """Reward a few of a batch's requests by the un-merged MoE; not what is novel."""
+        if self._shadow is None or (batch.logits is None and batch.tokens is None):
+            return
+        drawn = self._rng.random(len(batch.ids)) < self._config.rewards.shadow_share
+        chosen = np.flatnonzero(drawn & ~seen.novel)
+        rewards = self._agreement(self._shadow, batch, seen.posteriors, chosen)
+        self._shadowed += [FeedbackRow(batch.ids[i], SHADOW, None, r) for i, r in zip(chosen, rewards, strict=True)]
 
     def _agreement(
         self, shadow: Shadow, batch: Answers, posteriors: FloatArray, chosen: NDArray[np.intp]
@@ -191,22 +166,15 @@ class AnswerLog:
         ]
 
 
-def _recognised(snapshot: Recogniser, served: Iterable[Answers]) -> dict[int, Recognition]:
+def _recognised(snapshot: Recogniser, served: Sequence[Answers]) -> dict[int, Recognition]:
     """Recognise batches together, by their ids: a thousand replicas send many small ones. Empty where that fails."""
-    found: dict[int, Recognition] = {}
-    some: list[Answers] = []
-    batches = [batch for batch in served if batch.seen is None]
+    texts = [text for batch in served for text in batch.texts]
     try:
-        for batch in batches:
-            some.append(batch)
-            if batch is batches[-1] or sum(len(one.texts) for one in some) >= TOGETHER:
-                seen, end = snapshot.recognise([text for one in some for text in one.texts]), 0
-                for one in some:
-                    found[id(one)] = seen.rows(slice(end, end := end + len(one.texts)))
-                some = []
+        seen = [snapshot.recognise(texts[start : start + TOGETHER]) for start in range(0, len(texts), TOGETHER)]
+        whole, ends = Recognition.concatenate(seen), np.cumsum([len(batch.texts) for batch in served])
     except Exception:  # whatever it is, it is one text's: its batch meets it again, and the others do not
         return {}
-    return found
+    return {id(one): whole.rows(slice(end - len(one.texts), end)) for one, end in zip(served, ends, strict=True)}
 
 
 def _characters(served: Answers) -> int:

@@ -30,7 +30,6 @@ from tanbr.serve.labels import label_space
 from tanbr.serve.lineage import method_of
 from tanbr.serve.records import Observer
 from tanbr.serve.service import Service, log
-from tanbr.serve.survey import Survey
 from tanbr.tasks.card import read_card
 from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.own import is_own, read_own
@@ -60,8 +59,6 @@ def build(
     monitor: MonitorConfig | None = None,
     state: Path,
     history: Path | None = None,
-    survey: Path | None = None,
-    warm_start: Path | None = None,
     adopt: bool = False,
     check: bool = False,
     force: bool = False,
@@ -79,8 +76,9 @@ def build(
     def say(line: str) -> None:
         report(line, 0, 0)
 
-    base = with_base(base, config.blend, survey, warm_start)
-    moe = opened(checkpoint, experts=experts, blend_only=blend_only, base=base, method=config.method, say=say)
+    moe = opened(
+        checkpoint, experts=experts, blend_only=blend_only, base=base, blend=config.blend, method=config.method, say=say
+    )
     if config.blend is None and moe.source.weights:
         config = config.model_copy(update={"blend": moe.source.weights})
     if config.method is None:
@@ -94,15 +92,13 @@ def build(
     about = known_of(moe, history)
     tasks, own, past = about.tasks, about.own, about.past or []
     names = [task.name for task in tasks]
-    best = None if survey is None else Survey.load(survey).check(moe, tasks, survey)
-    prior = None if warm_start is None else Survey.load(warm_start).check(moe, tasks, warm_start)
     device_of(config.device)  # before anything is measured
     found: Check | None = None
     if config.unmerged:
         if not own:
             raise ConfigError(f"to serve experts un-merged, {UNKNOWN}")
         config = config.model_copy(update={"models": moe.source.trained, "explore": "never"})
-    elif check and survey is None and config.blend is None:
+    elif check and config.blend is None:
         adapters = isinstance(moe.source, OverBase) and len(moe.source.adapters) == moe.source.trained
         if backend is None:
             found = checked(about, config, state, monitor=monitor, report=report)
@@ -124,9 +120,7 @@ def build(
 
     settings = (router or RouterConfig()).of_requests(own, () if found is None else found.taken.groups)
     chooser = Tanbr(moe.num_experts, len(tasks), max_active=config.max_active, seed=config.seed, config=settings)
-    if prior is not None:
-        chooser.warm_start(prior.blends, prior.rewards, prior.counts)
-    elif found is not None:
+    if found is not None:
         chooser.warm_start(*found.known)
     return Service(
         moe,
@@ -139,7 +133,6 @@ def build(
         probes=about.rows[:: max(1, len(about.rows) // PROBES)][:PROBES],
         texts=[past[i].text for i in np.linspace(0, len(past) - 1, min(JUDGED, len(past))).astype(int)],
         own_experts=own,
-        survey=best,
         check=found,
         adopt=adopt,
         say=say,
@@ -149,21 +142,21 @@ def build(
     )
 
 
-def with_base(asked: bool | None, blend: object, *surveys: Path | None) -> bool | None:
-    """Whether the base is to be an expert (None: `opened` says): weights or a survey would not fit one more."""
-    return False if asked is None and (isinstance(blend, tuple) or any(surveys)) else asked
-
-
 def opened(
     checkpoint: str | Path | None,
     *,
     experts: Sequence[str | Path] = (),
     blend_only: Literal["all", "ffn"] | None = None,
     base: bool | None = None,
+    blend: object = None,
     method: str | None = None,
     say: Callable[[str], None] = log.warning,
 ) -> Moe:
-    """Open what is to be served (the embedded model if None), with the base as one more expert if that is wanted."""
+    """Open what is to be served (the embedded model if None), with the base as one more expert if that is wanted.
+
+    Where nobody says whether it is, weights in a `blend` leave no room for it.
+    """
+    base = False if base is None and isinstance(blend, tuple) else base
     place = embedded.path() if checkpoint is None else checkpoint
     over = bool(experts) or is_list(place)
     again = partial(open_moe, place, experts=experts, blend_only=blend_only, method=method)

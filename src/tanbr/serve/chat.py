@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,10 @@ from typing import Any
 from tanbr.errors import CheckpointError, InputError
 from tanbr.serve.records import ServiceError
 
-SECONDS = 1  # for one conversation; an honest template takes about a millisecond
-START_SECONDS = 60  # for the process to import transformers, which takes half a second on an idle machine
+SECONDS = 1  # of the processor for one conversation; an honest template takes about a millisecond
 MEMORY = 1 << 30  # bytes of address space; the process itself has 150 MB
 LONGEST = 1 << 22  # characters of a prompt: more than the tokens that any model reads
+NOTHING: Any = object()  # in place of an answer
 
 
 class ChatTemplate:
@@ -37,7 +36,7 @@ class ChatTemplate:
         adds = begin is not None and tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]
         self._added = begin if adds else ""  # what begins every text, where the tokenizer adds it by itself
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tanbr-chat")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Any = None  # that renders
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> "Future[str]":
         """Make a prompt of roles, contents and calls of tools; never blocks. `developer` may become `system`.
@@ -60,78 +59,73 @@ class ChatTemplate:
             messages = [one | {"role": "system"} if one["role"] == "developer" else one for one in map(dict, messages)]
         asked = {"template": self._template, "messages": messages, "special": self._special}
         if self._process is None or self._process.poll() is not None:
-            self._start()
-        try:
-            self._channel.write(json.dumps(asked, default=str).encode() + b"\n")
-            self._channel.flush()
-            said = json.loads(self._channel.readline())
-        except (OSError, ValueError):  # no answer in time, or half of one
             self._end()
-            raise CheckpointError(f"the checkpoint's chat template did not finish within {SECONDS} s") from None
+            self._process = _started()
+            if self._said("") is NOTHING:
+                raise ServiceError("the process that renders chat templates does not start")
+        said = self._said(json.dumps(asked, default=str) + "\n")
+        if said is NOTHING:
+            raise CheckpointError(f"the checkpoint's chat template did not finish within {SECONDS} s")
         if "prompt" in said:
             return str(said["prompt"]).removeprefix(self._added)
         if "refused" in said:
             raise InputError(f"the model's chat template refuses these messages ({said['refused']})")
         raise CheckpointError(f"the checkpoint's chat template {said['broken']}")
 
-    def _start(self) -> None:
-        """Start the process: with our modules, without our secrets, and out of reach of a terminal's Ctrl-C."""
-        self._end()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-        with ours:
-            ours.settimeout(START_SECONDS)
-            self._channel = ours.makefile("rwb")
-            try:
-                ready = self._channel.readline()
-            except TimeoutError:
-                ready = b""
-            if not ready:
-                self._end()
-                raise ServiceError("the process that renders chat templates does not start")
-            ours.settimeout(SECONDS)
+    def _said(self, asked: str) -> Any:
+        """Ask the process something, and read a line of it; NOTHING if it has ended, or ended itself."""
+        try:
+            self._process.stdin.write(asked)
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
+        except (OSError, ValueError):  # no answer, or half of one
+            self._end()
+            return NOTHING
 
     def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
-            self._channel.close()
+            self._process.communicate()
             self._process = None
 
 
+def _started() -> Any:
+    """Start the process: with our modules, without our secrets, and out of reach of a terminal's Ctrl-C."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
+        start_new_session=True,
+        text=True,
+    )
+
+
 def _work() -> None:
-    """Render what comes in, a line each, until nobody is there to read it."""
+    """Render what comes in, a line each, until nobody is there to read it; what takes too long ends the process."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    with socket.socket(fileno=sys.stdin.fileno()) as channel, channel.makefile("rwb") as lines:
-        said: dict[str, str] | None = None  # the first line says only that the process is ready
-        while True:
-            lines.write(json.dumps(said).encode() + b"\n")
-            lines.flush()
-            if not (line := lines.readline()):
-                return
-            asked = json.loads(line)
-            signal.alarm(2 * SECONDS)  # ends this process if the one that would do so is gone
-            try:
-                rendered, _ = render_jinja_template(
-                    [asked["messages"]], chat_template=asked["template"], add_generation_prompt=True, **asked["special"]
-                )
-                too_long = f"made a prompt of more than {LONGEST} characters"
-                said = {"broken": too_long} if len(rendered[0]) > LONGEST else {"prompt": rendered[0]}
-            except MemoryError:
-                said = {"broken": f"took more than {MEMORY >> 20} MiB of memory"}
-            except Exception as error:  # a template raises what it likes: roles in a wrong order, for one
-                said = {"refused": str(error)[:300]}
-            signal.alarm(0)
+    said: dict[str, str] | None = None  # the first line says only that the process is ready
+    while True:
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+        if not (line := sys.stdin.readline()):
+            return
+        asked = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of the processor: a busy machine stops nobody
+        try:
+            rendered, _ = render_jinja_template(
+                [asked["messages"]], chat_template=asked["template"], add_generation_prompt=True, **asked["special"]
+            )
+            too_long = f"made a prompt of more than {LONGEST} characters"
+            said = {"broken": too_long} if len(rendered[0]) > LONGEST else {"prompt": rendered[0]}
+        except MemoryError:
+            said = {"broken": f"took more than {MEMORY >> 20} MiB of memory"}
+        except Exception as error:  # a template raises what it likes: roles in a wrong order, for one
+            said = {"refused": str(error)[:300]}
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 if __name__ == "__main__":

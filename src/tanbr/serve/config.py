@@ -30,10 +30,6 @@ class StartConfig(Section):
     """Folder for what is learned; a server that starts there again continues."""
     history: File | None = None
     """Past requests with their tasks, for the monitor; JSON lines {"text", "task", "label"?}, or labelled files."""
-    survey: File | None = None
-    """File from `tanbr survey`, for the start blend; that is its best blend for the mix."""
-    warm_start: File | None = None
-    """File from `tanbr survey`, for the router; it learns from it before its first slot."""
     adopt: bool = False
     """Go on with a state of other experts, tasks or settings; they are matched by name and weights, after a backup."""
     check: bool = True

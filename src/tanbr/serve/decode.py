@@ -1,4 +1,4 @@
-"""Decoding of a batch by encoder-decoder and causal models, greedily or drawn. Rows leave at their end; others join."""
+"""Decoding of a batch by encoder-decoder and causal models, greedily or drawn. Rows leave at their end."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from tanbr.moe.text import Inputs
@@ -25,7 +23,6 @@ class Written:
 
     tokens: tuple[int, ...]  # without the token that ends it
     stopped: bool  # whether the model ended it itself
-    confidence: float  # mean probability of the tokens
     text: str | None = None  # what the client gets, where that is not all: it ends before a stop string
 
 
@@ -33,23 +30,12 @@ class Written:
 class Step:
     """What one step did."""
 
-    added: dict[int, int] = field(default_factory=dict)  # row → its new token …
-    chances: dict[int, float] = field(default_factory=dict)  # … and the probability of that
+    added: dict[int, int] = field(default_factory=dict)  # row → its new token
     ended: dict[int, Written] = field(default_factory=dict)  # row → what was written for it in all
 
 
-@dataclass(frozen=True)
-class Joining:
-    """Prompts that join a running batch."""
-
-    inputs: Inputs  # (n, length) each, padded as the first ones
-    limits: Sequence[int]  # (n,)
-    sampling: Sequence[Sampling | None] = ()  # (n,) how words are drawn; None, or empty: greedily
-
-
-Decoded: TypeAlias = list[Written | None]  # (n,), those that joined at the end; None for a row that was given up
+Decoded: TypeAlias = list[Written | None]  # (n,); None for a row that was given up
 OnStep: TypeAlias = Callable[[Step], Collection[int]]  # is called after each step; returns the rows to give up
-More: TypeAlias = Callable[[int], Joining | None]  # from the number of rows at work to the prompts that join them
 
 
 @torch.inference_mode()
@@ -59,38 +45,32 @@ def decode(
     *,
     limits: Sequence[int],
     on_step: OnStep,
-    more: More | None = None,
     sampling: Sequence[Sampling | None] = (),
 ) -> Decoded:
     """Write at most limits[i] ≥ 1 tokens for row i of `inputs` (n, length), drawn as sampling[i] says or greedily.
 
-    Between two steps others may join (`more`), as long as some rows are at work. Raises NotFinite where logits are not.
+    Raises NotFinite where logits are not.
     """
-    ends, start = _ends(model), _EncoderDecoder if model.config.is_encoder_decoder else _Causal
-    batch: Any = start(model, inputs)
-    limits = list(limits)
+    ends = _ends(model)
+    batch: Any = _EncoderDecoder(model, inputs) if model.config.is_encoder_decoder else _Causal(model, inputs)
     done: Decoded = [None] * len(limits)
     tokens: list[list[int]] = [[] for _ in limits]
-    total = [0.0] * len(limits)
     rows = list(range(len(limits)))  # those still in the batch
-    draws = Draws()
-    draws.add(rows, sampling or [None] * len(rows))
+    draws = Draws(sampling)
     logits = batch.step(batch.first)  # (rows, words)
     while rows:
         likely, chosen = logits.float().softmax(dim=-1).max(dim=-1)  # (rows,)
         if not torch.isfinite(likely).all():
             raise NotFinite
-        chosen, likely = draws.draw(rows, logits, chosen, likely)
+        chosen = draws.draw(rows, logits, chosen)
         step = Step()
-        for row, token, chance in zip(rows, chosen.tolist(), likely.tolist(), strict=True):
-            total[row] += chance
+        for row, token in zip(rows, chosen.tolist(), strict=True):
             stopped = token in ends
             if not stopped:
                 tokens[row].append(token)
-                step.added[row], step.chances[row] = token, chance
+                step.added[row] = token
             if stopped or len(tokens[row]) >= limits[row]:
-                count = len(tokens[row]) + stopped
-                done[row] = step.ended[row] = Written(tuple(tokens[row]), stopped, total[row] / count)
+                done[row] = step.ended[row] = Written(tuple(tokens[row]), stopped)
         gone = {*step.ended, *on_step(step)}
         kept = [place for place, row in enumerate(rows) if row not in gone]
         rows = [rows[place] for place in kept]
@@ -101,18 +81,6 @@ def decode(
             batch.keep(places)
             chosen = chosen[places]
         logits = batch.step(chosen)
-        joining = more(len(rows)) if more is not None and batch.joins else None
-        if joining is not None:
-            others = start(model, joining.inputs)
-            logits = torch.cat([logits, others.step(others.first)])
-            batch.absorb(others)
-            new = range(len(limits), len(limits) + len(joining.limits))
-            draws.add(new, joining.sampling or [None] * len(new))
-            rows += new
-            limits += joining.limits
-            done += [None] * len(new)
-            tokens += [[] for _ in new]
-            total += [0.0] * len(new)
     return done
 
 
@@ -120,8 +88,6 @@ def decode(
 #   first        what the first step takes
 #   step(last)   logits (n, words) after the tokens (n,)
 #   keep(places) continue with these rows only
-#   joins        whether others can join: the cache holds all that was read, not only a window of it
-#   absorb(…)    append the rows of another batch; both have taken a step
 
 
 class _EncoderDecoder:
@@ -130,16 +96,13 @@ class _EncoderDecoder:
         self._model, self._mask = model, tensors["attention_mask"]
         self._encoded = model.get_encoder()(input_ids=tensors["input_ids"], attention_mask=self._mask).last_hidden_state
         self._past: Any = None
-        self._written = self._mask.new_zeros((len(self._mask), 0))  # (n, steps) 1 where a row has written
         self.first = torch.full((len(self._mask),), decoder_start(model), device=self._mask.device)
 
     def step(self, last: Tensor) -> Tensor:
-        self._written = F.pad(self._written, (0, 1), value=1)
         result = self._model(
             encoder_outputs=BaseModelOutput(last_hidden_state=self._encoded),
             attention_mask=self._mask,
             decoder_input_ids=last[:, None],
-            decoder_attention_mask=None if self._written.all() else self._written,
             past_key_values=self._past,
             use_cache=True,
         )
@@ -148,19 +111,8 @@ class _EncoderDecoder:
         return logits
 
     def keep(self, places: Tensor) -> None:
-        self._mask, self._written, self._encoded = (one[places] for one in (self._mask, self._written, self._encoded))
+        self._mask, self._encoded = self._mask[places], self._encoded[places]
         self._past.batch_select_indices(places)
-
-    @property
-    def joins(self) -> bool:
-        return _holds_all(self._past.self_attention_cache) and _holds_all(self._past.cross_attention_cache)
-
-    def absorb(self, others: "_EncoderDecoder") -> None:
-        self._mask = _below(self._mask, others._mask, dim=1, left=False)
-        self._encoded = _below(self._encoded, others._encoded, dim=1, left=False)
-        self._written = _below(self._written, others._written, dim=1, left=True)
-        _join(self._past.self_attention_cache, others._past.self_attention_cache, left=True)
-        _join(self._past.cross_attention_cache, others._past.cross_attention_cache, left=False)
 
 
 class _Causal:
@@ -191,36 +143,6 @@ class _Causal:
         self._mask = self._mask[places]
         self._past.batch_select_indices(places)
 
-    @property
-    def joins(self) -> bool:
-        return _holds_all(self._past)
-
-    def absorb(self, others: "_Causal") -> None:
-        self._mask = _below(self._mask, others._mask, dim=1, left=True)
-        _join(self._past, others._past, left=True)
-
-
-def _holds_all(cache: Any) -> bool:
-    return all(type(layer) is DynamicLayer for layer in cache.layers)
-
-
-def _join(cache: Any, others: Any, *, left: bool) -> None:
-    """Append the keys and values (n, heads, length, D) of another cache to those of this one."""
-    for mine, theirs in zip(cache.layers, others.layers, strict=True):
-        mine.keys = _below(mine.keys, theirs.keys, dim=2, left=left)
-        mine.values = _below(mine.values, theirs.values, dim=2, left=left)
-
-
-def _below(one: Tensor, other: Tensor, *, dim: int, left: bool) -> Tensor:
-    """Append the rows of another tensor; the shorter along `dim` is padded with zeros on its left or right."""
-    longest = max(one.shape[dim], other.shape[dim])
-
-    def padded(part: Tensor) -> Tensor:
-        lack = longest - part.shape[dim]
-        return F.pad(part, (0, 0) * (part.dim() - 1 - dim) + ((lack, 0) if left else (0, lack)))
-
-    return torch.cat([padded(one), padded(other)])
-
 
 def on_device(inputs: Inputs, model: Any) -> Mapping[str, Tensor]:
     """Put padded texts where the model is."""
@@ -242,28 +164,25 @@ def _ends(model: Any) -> set[int]:
 class Draws:
     """The rows of a batch whose words are drawn; each uses one number of its own generator a step."""
 
-    def __init__(self) -> None:
-        self._rows: dict[int, tuple[Sampling, np.random.Generator]] = {}
+    def __init__(self, how: Sequence[Sampling | None]) -> None:
+        """Take how each row is drawn; None leaves a row greedy."""
+        self._rows = {
+            row: (sampling, np.random.default_rng(sampling.seed % 2**64))
+            for row, sampling in enumerate(how)
+            if sampling is not None
+        }
 
-    def add(self, rows: Sequence[int], how: Sequence[Sampling | None]) -> None:
-        """Take in rows; None leaves a row greedy."""
-        for row, sampling in zip(rows, how, strict=True):
-            if sampling is not None:
-                self._rows[row] = sampling, np.random.default_rng(sampling.seed % 2**64)
-
-    def draw(self, rows: Sequence[int], logits: Tensor, chosen: Tensor, likely: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw words for the rows taken in, from logits (rows, words); these and their own probabilities (rows,)."""
+    def draw(self, rows: Sequence[int], logits: Tensor, chosen: Tensor) -> Tensor:
+        """Draw words for these rows from logits (rows, words); of greedy rows the words that were chosen."""
         places = [place for place, row in enumerate(rows) if row in self._rows]
         if not places:
-            return chosen, likely
+            return chosen
         own = logits[places].double()
         drawing = [self._rows[rows[place]] for place in places]
         values = [(how.temperature, how.top_p, generator.random()) for how, generator in drawing]
-        words = drawn(own, *torch.tensor(values, dtype=torch.float64, device=own.device).T)
-        chosen, likely = chosen.clone(), likely.clone()
-        chosen[places] = words
-        likely[places] = own.softmax(dim=-1).gather(1, words[:, None])[:, 0].to(likely.dtype)
-        return chosen, likely
+        chosen = chosen.clone()
+        chosen[places] = drawn(own, *torch.tensor(values, dtype=torch.float64, device=own.device).T)
+        return chosen
 
 
 def drawn(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:

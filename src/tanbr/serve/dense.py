@@ -20,7 +20,6 @@ from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.types import Blend, Text, as_blend
 
 BATCH = 32  # texts that are answered at a time
-REMEMBERED = 100_000  # texts whose tokens are kept
 
 
 def with_start(model: Any) -> Any:
@@ -40,7 +39,6 @@ class DenseModel:
         self.model: Any = lowered(with_start(moe.dense()), moe, precision)
         self.encode = TextEncoder.of(moe.path, vocab_size=self.model.config.vocab_size)
         self.blend: Blend | None = None
-        self._tokens: dict[Text, dict[str, Sequence[int]]] = {}  # of every text so far
         self.writes = bool(self.model.config.is_encoder_decoder)
         if self.writes:
             wanted = [answer for task in space.tasks for answer in text_to_text.answers(task)]
@@ -97,20 +95,10 @@ class DenseModel:
         found: dict[int, Answer] = {}
         for start in range(0, len(order), BATCH):
             chunk = order[start : start + BATCH]
-            inputs = self._encoded([texts[i] for i in chunk])
+            inputs = self.encode.pad(self.encode.encode([texts[i] for i in chunk]).columns)
             given = self._written(inputs) if self.writes else self._backend.classify(inputs)[:, self._order]
             found |= zip(chunk, given, strict=True)
         return [found[i] for i in range(len(texts))]
-
-    def _encoded(self, texts: Sequence[Text]) -> Inputs:
-        if len(self._tokens) > REMEMBERED:
-            self._tokens.clear()
-        new = [text for text in dict.fromkeys(texts) if text not in self._tokens]
-        if new:
-            columns = self.encode.encode(new).columns
-            self._tokens |= {text: {name: rows[i] for name, rows in columns.items()} for i, text in enumerate(new)}
-        names = self._tokens[texts[0]]
-        return self.encode.pad({name: [self._tokens[text][name] for text in texts] for name in names})
 
     def _written(self, inputs: Inputs) -> list[str]:
         names = ("input_ids", "attention_mask")

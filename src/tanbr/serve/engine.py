@@ -14,7 +14,7 @@ A batch holds its model from beginning to end: one batch, one merge version.
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,6 +33,7 @@ from tanbr.serve.decode import NotFinite
 from tanbr.serve.panel import VERSION, Assignment, Live, Panel, Staged
 from tanbr.types import Blend, FloatArray, Text, as_blend
 
+NONE: Mapping[int, Live] = {}
 PASS = 64  # tokens that the fixed cost of a forward pass is worth, about, on a CPU
 
 
@@ -84,7 +85,8 @@ class Engine:
         except BaseException:
             first.close()
             raise
-        self._free = [Live(twin, version, None, slot) for twin in twins]  # who answered longest ago comes first
+        # what each buffer holds; who answered longest ago comes first, what answers now at the end
+        self._buffers = [*(Live(twin, version, None, slot) for twin in twins), self.live]
         self._experts: dict[int, Live] = {}  # that clients have asked for by name
         self._issued = max(version, issued)  # highest version number in use
         self._idle = threading.Condition()  # guards the pointer and the readers
@@ -103,7 +105,7 @@ class Engine:
     @property
     def held(self) -> tuple[Live, ...]:
         """The versions that can be had back without a merge, the one that answered last at the end."""
-        return tuple(one for one in self._free if one.blend is not None and one.answered)
+        return tuple(one for one in self._free() if one.blend is not None and one.answered)
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -113,7 +115,7 @@ class Engine:
     @property
     def backends(self) -> tuple[Backend, ...]:
         """All buffers, those that answer first."""
-        return tuple(one.backend for one in (*self.panel.models, *self._free))
+        return tuple(one.backend for one in (*self.panel.models, *self._free()))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -238,7 +240,7 @@ class Engine:
         same = [one for one in self.panel.models if one.blend is not None and np.array_equal(wanted, one.blend)]
         if same and not self._fault:
             staged = Staged(same[0].backend, same[0].version, wanted, changed=False)
-        elif self._free:
+        elif self._free():
             staged = Staged(self._merged(wanted, version).backend, version, wanted, changed=True)
         else:
             self.files.check()
@@ -258,26 +260,20 @@ class Engine:
         self._staged = []
         slot = self.live.slot if slot is None else slot
         self._issued = max(self._issued, *(one.version for one in staged))
-        ready = sorted(
-            range(len(staged)), key=lambda i: (staged[i].changed, self._buffer_with(staged[i].blend) is None)
-        )
+        free = self._free()
+        ready = sorted(range(len(staged)), key=lambda i: (staged[i].changed, _holder(staged[i].blend, free) is None))
         joined: dict[int, Live] = {}
-        try:
-            for i in ready:  # what needs no merge comes first
-                one = staged[i]
-                live = replace(self.live, version=one.version, blend=one.blend, slot=slot, place=i)
-                joined[i] = self._join(one, live, joined, assignment)
-            started = time.perf_counter()
-            with self._idle:
-                for i, live in joined.items():
-                    if not staged[i].changed and self._place(live) is None:
-                        raise _found_broken(live.version)
-                self._answer_with(joined, assignment)
-                self._fault = ""
-        except BaseException:
-            with self._idle:
-                self._keep(replace(live, answered=False) for live in joined.values())
-            raise
+        for i in ready:  # what needs no merge comes first
+            one = staged[i]
+            live = replace(self.live, version=one.version, blend=one.blend, slot=slot, place=i)
+            joined[i] = self._join(one, live, joined, assignment)
+        started = time.perf_counter()
+        with self._idle:
+            for i, live in joined.items():
+                if not staged[i].changed and self._place(live) is None:
+                    raise _found_broken(live.version)
+            self._answer_with(joined, assignment)
+            self._fault = ""
         if all(one.backend is not None for one in staged):
             self.pause_seconds = time.perf_counter() - started
         return self.panel
@@ -285,14 +281,7 @@ class Engine:
     def forget(self, versions: Sequence[int]) -> None:
         """Have nobody answered by these any more, conversations neither: they were found to be bad."""
         with self._idle:
-            self._free = [replace(one, blend=None) if one.version in versions else one for one in self._free]
-
-    def _keep(self, models: Iterable[Live]) -> None:
-        """Count as free what does not answer, each buffer once; the caller holds the lock."""
-        answering = [one.backend for one in self.panel.models]
-        self._free = [one for one in self._free if one.backend not in answering]
-        taken = answering + [one.backend for one in self._free]
-        self._free += [one for one in models if one.backend not in taken]
+            self._buffers = [replace(one, blend=None) if one.version in versions else one for one in self._buffers]
 
     def discard(self, *staged: Staged) -> None:
         """Forget what was prepared (all of it if nothing is named): nothing happened."""
@@ -312,10 +301,10 @@ class Engine:
                 self.panel = self.panel.without(place)
             elif self.held:
                 self.panel = Panel((self.held[-1],))
-                self._free.remove(self.live)
             else:
                 return False
-            self._free.insert(0, replace(broken, blend=None))
+            left = [one for one in self._buffers if one.backend is not broken.backend]
+            self._buffers = [replace(broken, blend=None), *left]
             return True
 
     def _join(self, one: Staged, live: Live, joined: dict[int, Live], assignment: Assignment | None) -> Live:
@@ -329,10 +318,7 @@ class Engine:
                 live = replace(live, backend=backend)
                 self._answer_with({live.place: live}, assignment)
                 return live
-        ready = replace(live, backend=self._merged(one.blend, one.version).backend)
-        with self._idle:
-            self._free = [other for other in self._free if other.backend is not ready.backend]
-        return ready
+        return replace(live, backend=self._merged(one.blend, one.version, joined).backend)
 
     def _make_room(self, joined: dict[int, Live], assignment: Assignment | None) -> bool:
         """See that a buffer is free: of the models that go, the one with fewest requests leaves, if others can answer.
@@ -341,48 +327,51 @@ class Engine:
         """
         with self._idle:
             old, stay = self.panel, [one.backend for one in joined.values()]
-            if not self._free and len(old.models) > 1:
+            if not self._free(joined) and len(old.models) > 1:
                 going = [place for place, one in enumerate(old.models) if one.backend not in stay]
                 self.panel = old.without(min(going, key=old.shares(assignment).__getitem__))
-                self._keep(old.models)
-            elif not self._free and joined:
+            elif not self._free(joined) and joined:
                 self._answer_with(joined, assignment)
-            return bool(self._free)
+            return bool(self._free(joined))
 
     def _answer_with(self, joined: dict[int, Live], assignment: Assignment | None) -> None:
         """Let these models of a slot answer, by place, and no others; the caller holds the lock."""
-        old = self.panel
         if assignment is not None:
             assignment = assignment.without(*(set(range(len(assignment.decision.blends))) - joined.keys()))
-        self.panel = Panel(tuple(joined[place] for place in sorted(joined)), assignment)
-        self._keep(old.models)
+        old, self.panel = self.panel.models, Panel(tuple(joined[place] for place in sorted(joined)), assignment)
+        new = [one.backend for one in self.panel.models]
+        last = [*(one for one in old if one.backend not in new), *self.panel.models]
+        moved = [one.backend for one in last]
+        self._buffers = [one for one in self._buffers if one.backend not in moved] + last
 
     def _place(self, model: Live | Staged) -> int | None:
         """Where among those that answer a model is."""
         same = [one.backend is model.backend and one.version == model.version for one in self.panel.models]
         return same.index(True) if any(same) else None
 
-    def _buffer_with(self, blend: Blend) -> Live | None:
-        held = [one for one in self._free if one.blend is not None and np.array_equal(blend, one.blend)]
-        return held[0] if held else None
+    def _free(self, joined: Mapping[int, Live] = NONE) -> list[Live]:
+        """Buffers of which none answers, or has `joined` the next slot's."""
+        taken = [one.backend for one in (*self.panel.models, *joined.values())]
+        return [one for one in self._buffers if one.backend not in taken]
 
-    def _merged(self, blend: Blend, version: int) -> Live:
+    def _merged(self, blend: Blend, version: int, joined: Mapping[int, Live] = NONE) -> Live:
         """Find the free buffer that holds a blend, or merge it into one."""
         with self._idle:
-            ready = self._buffer_with(blend)
+            free = self._free(joined)
+            ready = _holder(blend, free)
             if ready is not None:
                 return ready
             prepared = [one.backend for one in self._staged if one.changed]
-            free = next((one for one in self._free if one.backend not in prepared), self._free[0])
-            self._put(replace(free, blend=None))  # nobody can go back to it from here on
-            self._idle.wait_for(lambda: free.backend.readers == 0)
-        self._merge(free.backend, blend, share=self._merge_share)
+            chosen = next((one for one in free if one.backend not in prepared), free[0])
+            self._holds(replace(chosen, blend=None))  # nobody can go back to it from here on
+            self._idle.wait_for(lambda: chosen.backend.readers == 0)
+        self._merge(chosen.backend, blend, share=self._merge_share)
         with self._idle:
-            return self._put(Live(free.backend, version, blend, answered=False))
+            return self._holds(Live(chosen.backend, version, blend, answered=False))
 
-    def _put(self, live: Live) -> Live:
-        """Say what a free buffer holds now; the caller holds the lock, as others may have changed the list."""
-        self._free = [live if one.backend is live.backend else one for one in self._free]
+    def _holds(self, live: Live) -> Live:
+        """Say what a buffer holds now; the caller holds the lock."""
+        self._buffers = [live if one.backend is live.backend else one for one in self._buffers]
         return live
 
     @contextmanager
@@ -417,6 +406,11 @@ class Engine:
         self.moe.check(blend)
         backend.merge(self.moe, blend, share=share)
         self.merge_seconds = time.perf_counter() - started
+
+
+def _holder(blend: Blend, free: Sequence[Live]) -> Live | None:
+    """Find the free buffer that holds a blend."""
+    return next((one for one in free if one.blend is not None and np.array_equal(blend, one.blend)), None)
 
 
 def _found_broken(version: int) -> CheckpointError:

@@ -51,23 +51,19 @@ class Job:
 
     def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
         """Take answers (n,), logits or what was written with its text; the client gets all with the last."""
-        versions: tuple[int, ...] = (version,)
-        if len(rows) < len(self.texts):
-            self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
-            if len(self.answers) < len(self.texts):
-                return
-            ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
+        self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
+        if len(self.answers) < len(self.texts):
+            return
+        ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
         several = versions if len(set(versions)) > 1 else ()
         read, count = tuple(map(len, self.columns.get("input_ids", ()))), None
         if isinstance(answers[0], np.ndarray):
-            answer: Answered | Generated = Answered(
-                tuple(ids), np.asarray(answers), versions[0], self.cut, several, read
-            )
+            answer: Answered | Generated = Answered(ids, np.asarray(answers), versions[0], self.cut, several, read)
         else:
             written, texts = zip(*answers, strict=True)
             tokens = tuple(len(one.tokens) for one in written)
             ends: tuple[Literal["stop", "length"], ...] = tuple("stop" if w.stopped else "length" for w in written)
-            answer = Generated(tuple(ids), texts, read, tokens, ends, versions[0], self.cut, several)
+            answer = Generated(ids, texts, read, tokens, ends, versions[0], self.cut, several)
             count = sum(tokens)
         if self.span is not None:
             tracing.counted(self.span, ids[0], sum(read), count)
@@ -215,12 +211,7 @@ class Replies:
         """Answer texts by their logits (n, columns)."""
         if self._reweigh is not None:
             logits = self._reweighed(parts, logits, self._reweigh)
-        if not self._classes:  # vectors: nobody is more or less sure of them, and none has to be kept
-            self._tell(parts, live, np.ones(len(logits)), logits)
-            return
-        labels = logits[:, : self._classes]
-        best: FloatArray = 1.0 / np.exp(labels - labels.max(axis=1, keepdims=True)).sum(axis=1)  # its probability
-        self._tell(parts, live, best, logits, logits=logits)
+        self._tell(parts, live, logits, logits=logits if self._classes else None)  # of vectors none has to be kept
 
     def written(self, part: Part, live: Live) -> None:
         """Answer prompts; tokens without a text fail their request alone."""
@@ -232,8 +223,7 @@ class Replies:
             part.fail(ServiceError(f"the model wrote what its tokenizer has no text for ({error})"))
             return
         texts = [text if row.text is None else row.text for text, row in zip(whole, rows, strict=True)]
-        confidence = np.array([row.confidence for row in rows])
-        self._tell([part], live, confidence, list(zip(rows, texts, strict=True)), tokens=tokens)
+        self._tell([part], live, list(zip(rows, texts, strict=True)), tokens=tokens)
 
     def _reweighed(self, parts: Sequence[Part], logits: FloatArray, reweigh: Reweigh) -> FloatArray:
         """Weigh the labels (n, columns) of texts whose tasks are known, or named, by these."""
@@ -255,19 +245,12 @@ class Replies:
         passage.take(event, [self._ids.show(value) for value in passage.ids])
         if passage.complete and not done:
             tokens = tuple(map(tuple, passage.tokens)) if any(passage.tokens) else None
-            self._put([passage.part], live, tuple(passage.ids), np.array(passage.confidence), tokens=tokens)
+            self._put([passage.part], live, tuple(passage.ids), tokens=tokens)
 
-    def _tell(
-        self,
-        parts: Sequence[Part],
-        live: Live,
-        confidence: FloatArray,
-        answers: Any,
-        **kept: Any,
-    ) -> None:
+    def _tell(self, parts: Sequence[Part], live: Live, answers: Any, **kept: Any) -> None:
         """Tell the learner, with what is to be `kept` of them, then give the jobs their answers (n,)."""
         raw = tuple(self._ids.issue(live.slot, len(answers), place=live.place))
-        self._put(parts, live, raw, confidence, **kept)
+        self._put(parts, live, raw, **kept)
         start = 0
         for part in parts:
             some = slice(start, start := start + len(part.rows))
@@ -278,7 +261,6 @@ class Replies:
         parts: Sequence[Part],
         live: Live,
         raw: tuple[bytes, ...],
-        confidence: FloatArray,
         *,
         logits: FloatArray | None = None,
         tokens: tuple[tuple[int, ...], ...] | None = None,
@@ -293,7 +275,6 @@ class Replies:
                 raw,
                 tuple(part.job.texts[row] for part in parts for row in part.rows),
                 logits,
-                confidence,
                 tokens,
                 place=live.place,
                 seen=Recognition.concatenate(seen) if len(seen) == len(parts) else None,

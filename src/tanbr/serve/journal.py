@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -15,7 +15,7 @@ from tanbr.loop.choose import Pin
 from tanbr.loop.guard import Guard
 from tanbr.loop.holdback import WINDOW, Toss
 from tanbr.loop.learner import Learner, Rules
-from tanbr.loop.rewards import Tally, Trust
+from tanbr.loop.rewards import Trust
 from tanbr.loop.slot import Reason, Slot, Turn, Version
 from tanbr.loop.world import MixSource
 from tanbr.serve.records import PracticeView
@@ -31,13 +31,12 @@ def write_turn(
     turn: Turn,
     learner: Learner,
     *,
-    measured: Mapping[int, Tally],
     regret: float = np.nan,
     practice: PracticeView | None = None,
 ) -> None:
     """Save the states under new names, then the turn and these names in one transaction; the old states go last.
 
-    `measured` are the rewards by the server itself, by place; `regret` is of the slot that opens.
+    `regret` is of the slot that opens.
     """
     store.check_files()  # a folder that was deleted is not made anew in parts
     old = {name: store.meta(name) for name in STATES}
@@ -52,10 +51,6 @@ def write_turn(
         if turn.ended is not None and turn.mix is not None:
             ended = (time.time(), shown(turn.mix.estimate), turn.mix.unknown, turn.ended.number)
             write.execute("UPDATE slots SET ended = ?, estimate = ?, unknown = ? WHERE slot = ?", ended)
-            for place, tally in measured.items():
-                parts = [(source, shown(sums), shown(counts)) for source, (sums, counts) in tally.parts.items()]
-                rows = [(turn.ended.number, place, *part) for part in parts]
-                write.executemany("INSERT OR REPLACE INTO measured VALUES (?, ?, ?, ?, ?)", rows)
         for told in turn.told:
             if not told.late:
                 values = (shown(told.record.reward), shown(told.record.counts), told.slot.number)

@@ -31,6 +31,7 @@ Result = TypeVar("Result")
 
 PATIENCE = 0.5  # seconds that requests wait, at most, for a slot to turn
 TICK = 0.2  # seconds between two looks at what was answered: seldom, as Python runs one thread at a time
+FORGET_EVERY = 20  # slots between two looks for what the store need not keep
 MOST_PAUSE = 60.0  # seconds; after a failure the next try waits twice as long as the last, up to this
 
 
@@ -164,11 +165,12 @@ class LearnerThread:
         blend = self._blend_of(wanted)
         if (wanted,) == now:
             raise InputError(f"merge version {wanted} is the one that answers; choose another")
-        if self.learner.pin is not None:
-            self.unpin()
         note = f"rolled back by hand from {', '.join(map(str, now))}"
         choice = Choice.one(blend, len(self.learner.forecast), Reason.ROLLED_BACK, note, wanted)
-        return self._serve(choice, bad=tuple(one for one in now if one != wanted), worthless=True)
+        number = self._serve(choice, bad=tuple(one for one in now if one != wanted), worthless=True)
+        if self.learner.pin is not None:  # a pin that another version could not take over from holds
+            self.unpin()
+        return number
 
     def dismiss(self, version: int, why: str, *, worthless: bool = False) -> None:
         """Go back from a bad version at once, to the others of its panel or to the last good one; the router hears."""
@@ -225,8 +227,13 @@ class LearnerThread:
         self._started = self._clock()
         self._opened()
         laps("swap")
+        if learner.slot.number % FORGET_EVERY == 0:
+            self._attempt("forget", self._forget)
         self.alarms.observer.turned(laps.parts)
         return True
+
+    def _forget(self) -> None:
+        self._store.forget(slots=self._config.keep_slots, requests=self._config.keep_requests)
 
     def _show(self, learner: Learner) -> None:
         self.view = replace(self.view, learner=learner)
@@ -236,8 +243,8 @@ class LearnerThread:
         monitor: Any = self.learner.monitor.fork()
         error: Exception | None
         try:
-            shadowed, error = self._answers.read(monitor, self.learner.forecast)
-            self._show(observe(replace(self.learner, monitor=monitor), None, shadowed))
+            error = self._answers.read(monitor)
+            self._show(replace(self.learner, monitor=monitor))
         except Exception as raised:  # what cannot be read must not blind the guard
             error = raised
         try:

@@ -100,9 +100,8 @@ def practice_view(learner: Learner, kept: PracticeView | None) -> PracticeView |
         TriedView(one.slot, tuple(one.blend.tolist()), one.why, one.rows, one.gain, HALF * one.error)
         for one in reversed(practice.tried)
     ]
-    if kept is None:
-        return PracticeView(practice.done, tasks, tuple(tried))
-    return PracticeView(kept.exercises + practice.done, tasks, (*tried, *kept.tried)[:SHOWN])
+    before = PracticeView(0, (), ()) if kept is None else kept
+    return PracticeView(before.exercises + practice.done, tasks, (*tried, *before.tried)[:SHOWN])
 
 
 def describe(moe: Moe, queue: Queue, *, config: ServeConfig, expert_names: tuple[str, ...]) -> ServiceInfo:

@@ -1,8 +1,9 @@
-"""The thread that practises with a model of its own, while no request waits, in a set share of one core's time.
+"""The thread that practises with a buffer of its own, while no request waits, in a set share of one core's time.
 
 Like the learner's thread it works at a lower priority than requests.
 """
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +14,9 @@ import torch
 
 from tanbr.loop.learner import exercise
 from tanbr.loop.practice import Exercise, known_rewards
-from tanbr.merge import Moe
+from tanbr.serve.backends import Backend
 from tanbr.serve.config import step_back
-from tanbr.serve.dense import DenseModel
+from tanbr.serve.engine import Engine, classify
 from tanbr.serve.learner import LearnerThread
 from tanbr.serve.records import ServiceError
 from tanbr.tasks.metrics import Answer, LabelSpace
@@ -32,13 +33,14 @@ class PracticeThread:
     """Answers exercises, and brings what they have earned to the learner."""
 
     def __init__(
-        self, learning: LearnerThread, moe: Moe, space: LabelSpace, *, busy: Callable[[], bool] = lambda: False
+        self, learning: LearnerThread, engine: Engine, space: LabelSpace, *, busy: Callable[[], bool] = lambda: False
     ) -> None:
-        """Stay away while the server is `busy`."""
-        self._learning, self._moe, self._space, self._busy = learning, moe, space, busy
+        """Answer as the engine does, with the labels of its head (`space`); stay away while the server is `busy`."""
+        self._learning, self._engine, self._space, self._busy = learning, engine, space, busy
+        self._encode = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         config = learning.world.config
         self._share, self._by_posterior = config.practice, config.answers == "posterior"
-        self._model: DenseModel | None = None  # made for the first exercise
+        self._model: Backend | None = None  # made for the first exercise; it shares all that no blend changes
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tanbr-practice", daemon=True)
 
@@ -71,17 +73,20 @@ class PracticeThread:
 
     def answer(self, wanted: Exercise) -> FloatArray | None:
         """Answer an exercise's rows, a piece at a time: what they earn, and may earn (2, n); None if it was stopped."""
+        engine = self._engine
         if self._model is None:
-            self._model = DenseModel(self._moe, self._space)
+            self._model = engine.live.backend.twin(engine.moe)
         model, answers = self._model, list[Answer]()
         texts = [row.text for row in wanted.rows]
-        self._in_its_share(partial(model.swap, wanted.blend))
+        engine.files.check()
+        self._in_its_share(partial(model.merge, engine.moe, engine.moe.check(wanted.blend)))
         for start in range(0, len(texts), PIECE):
             while self._busy() and not self._stopping.wait(WAITS):
                 pass
             if self._stopping.is_set():
                 return None
-            answers += self._in_its_share(partial(model.answers, texts[start : start + PIECE]))
+            tokens = self._encode.encode(texts[start : start + PIECE]).columns
+            answers += [*self._in_its_share(partial(classify, model, tokens, self._encode, batch=PIECE))]
         return known_rewards(self._space, wanted.rows, answers, by_posterior=self._by_posterior)
 
     def _in_its_share(self, work: Callable[[], Result]) -> Result:

@@ -24,7 +24,7 @@ from tanbr.errors import InputError
 from tanbr.serve import tracing
 from tanbr.serve.chat import ChatTemplate
 from tanbr.serve.config import MOST_WORKERS, ServeConfig, usable_cores
-from tanbr.serve.decode import Joining, NotFinite
+from tanbr.serve.decode import NotFinite
 from tanbr.serve.engine import Engine, classify
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job, Part, Replies, Room, assigned, columns_of, count
@@ -70,7 +70,7 @@ class Queue:
         here = config.device == "cpu" and not engine.relays  # a GPU runs one batch at a time; engines make their own
         self._workers = config.workers or (min(self._cores, MOST_WORKERS) if here else 1)
         self._conversations = Conversations(config.conversation_seconds)
-        self._measures = bool(config.rewards.confidence or config.rewards.shadow)  # what an engine must be asked for
+        self._measures = config.rewards.shadow > 0  # whether an engine must be asked for its tokens
         self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         self._chat = ChatTemplate(engine.encode.tokenizer)
         self.chat, self.folder_of = self._chat.render, engine.folder_of
@@ -337,24 +337,17 @@ class Queue:
             return []
         # Workers that are free share what waits: two half batches at once are sooner done than a whole one.
         room = min(left, self._config.batch, math.ceil(count(self._encoded) / self._free))
-        parts = self._first_of(self._encoded[0].place, room, whole=False)
+        parts = self._first_of(self._encoded[0].place, room)
         if not self.engine.writes:  # an answer is long in the writing: nobody waits until it is counted
             self._at_work.update(parts)
         return parts
 
-    def _take_more(self, panel: Panel, place: int, room: int) -> list[Part]:
-        """Take what waits for a model that is at work and has room; nothing once others answer."""
-        with self._lock:
-            if room < 1 or not self._encoded or panel is not self.engine.panel or panel is not self._panel:
-                return []
-            return self._first_of(place, room, whole=True)
-
-    def _first_of(self, place: int, room: float, *, whole: bool) -> list[Part]:
-        """Take the parts for a model that waited longest, as many as fit; unless `whole`, the first always does."""
+    def _first_of(self, place: int, room: float) -> list[Part]:
+        """Take the parts for a model that waited longest, as many as fit; the first always does."""
         parts: list[Part] = []
         for part in self._encoded:
             if part.place == place:
-                if (parts or whole) and len(part.rows) > room:
+                if parts and len(part.rows) > room:
                     break
                 parts.append(part)
                 room -= len(part.rows)
@@ -421,7 +414,7 @@ class Queue:
         with self.engine.using(panel, parts[0].place) as live:
             try:
                 if self.engine.writes:
-                    self._write(parts, live, panel)
+                    self._write(parts, live)
                 else:
                     self._classify(parts, live)
                 return count(parts)
@@ -514,19 +507,12 @@ class Queue:
             raise NotFinite
         self._hand_over(parts, partial(self._replies.classified, parts, logits, live))
 
-    def _write(self, parts: list[Part], live: Live, panel: Panel) -> None:
-        """Decode all prompts together; parts that come meanwhile join as long as this version is what answers."""
+    def _write(self, parts: list[Part], live: Live) -> None:
+        """Decode all prompts together; a part's answers are told when its last one ends."""
 
         def finished(part: Part) -> None:
             self._hand_over([part], partial(self._replies.written, part, live))
 
-        def more(at_work: int) -> Joining | None:
-            came = self._take_more(panel, parts[0].place, self._config.batch - at_work)
-            parts.extend(came)
-            return batch.begin(came) if came else None
-
-        batch = WrittenBatch(self._encoder, causal=live.backend.causal, finished=finished)
-        first = batch.begin(parts)
-        live.backend.generate(
-            first.inputs, limits=first.limits, on_step=batch.on_step, more=more, sampling=first.sampling
-        )
+        batch = WrittenBatch(parts, self._encoder.tokenizer, finished=finished)
+        inputs = self._encoder.pad(columns_of(parts), left=live.backend.causal)
+        live.backend.generate(inputs, limits=batch.limits, on_step=batch.on_step, sampling=batch.sampling)

@@ -1,6 +1,5 @@
 """Requests that an engine answers as they are. Ours are the model's name, the ids and the merge version."""
 
-import math
 import threading
 import time
 from collections import OrderedDict
@@ -44,12 +43,12 @@ class Passage:
     """What one model answers of a request: what goes to the engine, and what of its answer goes to the client."""
 
     def __init__(self, part: "Part", call: Call, live: Live, slot: int, *, measure: bool) -> None:
-        """Take the model that answers; with `measure`, the engine is also asked for tokens and probabilities."""
-        self.part, self._call, self._measure = part, call, measure
+        """Take the model that answers; with `measure`, the engine is also asked for its tokens."""
+        self.part, self._call = part, call
+        self._measure = measure and "messages" not in call.body  # of a chat it is not known what its template makes
         self.live = live if call.chosen else replace(live, place=NOT_CHOSEN, slot=slot)
         self.ids: Sequence[bytes] = ()
         self.tokens: list[list[int]] = [[] for _ in part.rows]
-        self._chances: list[list[float]] = [[] for _ in part.rows]
         self._ended = 0  # answers that are complete
         self.rest: dict[str, Any] = {}  # the whole answer, or the event after a stream's last choice
 
@@ -59,15 +58,7 @@ class Passage:
         call, rows, body = self._call, self.part.rows, dict(self._call.body)
         if len(rows) < len(self.part.job.texts):
             body["prompt"] = [call.prompts[row // call.n] for row in rows[:: call.n]]
-        if self._measure:
-            asked = {"logprobs": True} if "messages" in body else {"logprobs": 1}
-            body = asked | {name: said for name, said in body.items() if said is not None} | {"return_token_ids": True}
-        return body
-
-    @property
-    def confidence(self) -> list[float]:
-        """Mean probability of each answer's tokens; 1 where the engine was not asked."""
-        return [sum(row) / len(row) if row else 1.0 for row in self._chances]
+        return body | {"return_token_ids": True} if self._measure else body
 
     @property
     def complete(self) -> bool:
@@ -82,22 +73,11 @@ class Passage:
             choice |= {"index": self.part.rows[row], "request_id": shown[row], "merge_version": version}
             self._ended += choice["finish_reason"] is not None
             if self._measure:
-                self._note(row, choice)
+                self.tokens[row] += choice.get("token_ids") or ()
+                if not self._call.body.get("return_token_ids"):
+                    choice |= {name: None for name in ("token_ids", "prompt_token_ids") if name in choice}
         kind, name = str(event["id"]).partition("-")[0], self._call.name if version is None else f"{VERSION}{version}"
         event |= {"id": f"{kind}-{shown[0]}", "model": name, "merge_version": version}
-
-    def _note(self, row: int, choice: dict[str, Any]) -> None:
-        """Read tokens and probabilities, and leave out what the client has not asked for."""
-        if "messages" not in self._call.body:  # the engine's own template made the prompt, which is not known here
-            self.tokens[row] += choice.get("token_ids") or ()
-        said = choice.get("logprobs") or {}
-        logs = said.get("token_logprobs") or [one["logprob"] for one in said.get("content") or ()]
-        self._chances[row] += [math.exp(min(0.0, one)) for one in logs]
-        asked = self._call.body
-        if asked.get("logprobs") is None and "logprobs" in choice:
-            choice["logprobs"] = None
-        if not asked.get("return_token_ids"):
-            choice |= {name: None for name in ("token_ids", "prompt_token_ids") if name in choice}
 
 
 def combined(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -55,7 +55,6 @@ from tanbr.serve.records import (
 )
 from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import FeedbackRow, Store
-from tanbr.serve.survey import Survey
 from tanbr.serve.world import Alarms, ServedWorld
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
@@ -87,7 +86,6 @@ class Service(Queue):
         probes: Sequence[Row] = (),
         texts: Sequence[Text] = (),
         own_experts: Sequence[int] = (),
-        survey: Survey | None = None,
         check: Check | None = None,
         adopt: bool = False,
         say: Callable[[str], None] = log.warning,
@@ -112,7 +110,6 @@ class Service(Queue):
             experts=moe.num_experts,
             own_experts=own_experts,
             max_active=config.max_active,
-            surveyed=None if survey is None else (survey.blends, survey.rewards),
             groups=() if check is None else check.taken.groups,
         )
         self.check, models = check, config.models or 1
@@ -170,8 +167,8 @@ class Service(Queue):
             if adoption is not None:
                 adoption.carry_out(store, config.rewards, say=say)
             observer = observer or Observer()
-            if engine.live.backend.embeds and (config.rewards.confidence or config.rewards.shadow):
-                raise ConfigError("nobody can be sure of a vector, or agree with it; set confidence and shadow to 0")
+            if engine.live.backend.embeds and config.rewards.shadow:
+                raise ConfigError("nobody can agree with a vector; set the reward source shadow to 0")
             space = None if engine.writes else label_space(tasks, engine.columns)
             self._scored = space if config.rewards.labels > 0 else None  # where labels count as rewards
             answers = AnswerLog(
@@ -191,7 +188,7 @@ class Service(Queue):
                 world.resume(replace(learner, practice=practice))
             else:
                 new = monitor or Monitor(names, "clusters", config=monitor_config)
-                recalled = inherit(store, router, new, names, monitor_config, past=probes, say=say)
+                recalled = inherit(store, router, new, names, monitor_config)
                 first(
                     rules, world, router=router, monitor=recalled, tasks=len(names), number=store.next_slot,
                     trust=read_trust(store), practises=practises, pin=read_pin(store),
@@ -201,7 +198,7 @@ class Service(Queue):
             self._answers_of = answers.logits_of
             self.practising = None
             if space is not None and practises:
-                self.practising = PracticeThread(self.learning, moe, space, busy=lambda: self.depth > 0)
+                self.practising = PracticeThread(self.learning, engine, space, busy=lambda: self.depth > 0)
             self.ids = RequestIds(store.key, store.begin_epoch(self.learner.slot.number))
             super().__init__(
                 engine, self.ids, tasks=tasks, config=config, outbox=self.learning.put, observer=observer,

@@ -25,7 +25,7 @@ from tanbr.types import FloatArray, frozen
 
 FILE = "store.sqlite3"
 LOCK = "lock"
-VERSION = 8  # of the tables; tanbr 0.1 had 1 to 4
+VERSION = 9  # of the tables; tanbr 0.1 had 1 to 4
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE requests (
@@ -35,16 +35,14 @@ CREATE TABLE requests (
     novel INTEGER NOT NULL     -- whether it is unlike any known task
 ) WITHOUT ROWID;
 CREATE TABLE feedback (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB UNIQUE NOT NULL, slot INTEGER NOT NULL,
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB NOT NULL, slot INTEGER NOT NULL,
     source TEXT NOT NULL, task INTEGER, reward REAL NOT NULL, time REAL NOT NULL,
     client TEXT NOT NULL DEFAULT '',  -- opaque key of who gave it
     label REAL                 -- number of the true label, or the true score, if it was given
 );
 CREATE INDEX feedback_of_slot ON feedback (slot, seq);
-CREATE TABLE measured (        -- rewards the server gave itself: sums and counts per task
-    slot INTEGER NOT NULL, place INTEGER NOT NULL, source TEXT NOT NULL,
-    sums VECTOR TEXT NOT NULL, counts VECTOR TEXT NOT NULL, PRIMARY KEY (slot, place, source)
-) WITHOUT ROWID;
+CREATE UNIQUE INDEX first_feedback ON feedback (id, source = 'shadow')  -- a client's, and the server's own
+;
 CREATE TABLE slots (
     slot INTEGER PRIMARY KEY, decision INTEGER, mix VECTOR TEXT NOT NULL, note TEXT NOT NULL, started REAL NOT NULL,
     ended REAL, estimate VECTOR TEXT, unknown REAL NOT NULL DEFAULT 0, regret REAL,
@@ -80,7 +78,7 @@ _OVER = (  # slot of the request, and of the feedback, that is one too many, cou
     ("SELECT slot FROM feedback ORDER BY slot DESC LIMIT 1 OFFSET ?", int),
 )
 _DAMAGED = (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # 0: values that are not ours
-_FORGET = tuple(f"DELETE FROM {table} WHERE slot < ?" for table in ("feedback", "measured", "models", "slots"))  # noqa: S608
+_FORGET = tuple(f"DELETE FROM {table} WHERE slot < ?" for table in ("feedback", "models", "slots"))  # noqa: S608
 
 
 class RequestRow(NamedTuple):
@@ -163,13 +161,6 @@ class StoreReader:
     def last_seq(self) -> int:
         """The newest feedback's number."""
         return self._number("SELECT MAX(seq) FROM feedback")
-
-    def measured(self, slot: int) -> dict[int, dict[str, FloatArray]]:
-        """Rewards that the server gave itself: place of a slot's model → source → sums and counts (2, V)."""
-        found: dict[int, dict[str, FloatArray]] = {}
-        for row in self._rows("SELECT * FROM measured WHERE slot = ?", (slot,)):
-            found.setdefault(row["place"], {})[row["source"]] = np.array([row["sums"], row["counts"]])
-        return found
 
     @property
     def next_slot(self) -> int:
@@ -300,7 +291,7 @@ class Store(StoreReader):
                     write.execute(statement, {"slot": slot, "place": place, "count": count})
 
     def add_feedback(self, rows: Sequence[FeedbackRow]) -> list[Outcome]:
-        """Take feedback in, one per id; it is on disk when this returns."""
+        """Take feedback in, one per id and one more by shadowing; it is on disk when this returns."""
         outcomes: list[Outcome] = []
         now = time.time()
         with self.transaction() as write:

@@ -5,6 +5,7 @@ A request's span begins with its head and ends with its answer. The code that wo
 
 import os
 from collections.abc import Mapping
+from contextvars import ContextVar
 from importlib.metadata import entry_points, version
 from typing import Any, TypeAlias
 
@@ -13,12 +14,13 @@ from tanbr.types import FloatArray
 
 Span: TypeAlias = Any  # OpenTelemetry's, which may not be installed
 
-EXPORTER, KEY = "OTEL_TRACES_EXPORTER", "tanbr-span"
+EXPORTER = "OTEL_TRACES_EXPORTER"
 OPERATIONS = {
     "/v1/classify": "classify", "/v1/embeddings": "embeddings", "/v1/completions": "text_completion",
     "/v1/chat/completions": "chat",
 }  # fmt: skip
 _tracer: Any = None
+_current: ContextVar[Span | None] = ContextVar("span", default=None)  # a request has a task, and so a context
 
 
 def start() -> None:
@@ -50,24 +52,19 @@ def begin(route: str, model: str, headers: Mapping[str, str]) -> Span | None:
     """Begin the span of a request to a model, below the span that its `traceparent` names."""
     if _tracer is None or route not in OPERATIONS:
         return None
-    from opentelemetry.context import attach, set_value
     from opentelemetry.propagate import extract
-    from opentelemetry.trace import SpanKind, set_span_in_context
+    from opentelemetry.trace import SpanKind
 
     said = {"gen_ai.operation.name": OPERATIONS[route], "gen_ai.provider.name": "tanbr", "gen_ai.request.model": model}
     name = f"{OPERATIONS[route]} {model}"
     span = _tracer.start_span(name, context=extract(headers), kind=SpanKind.SERVER, attributes=said)
-    attach(set_value(KEY, span, set_span_in_context(span)))  # a request has a task, and so a context, of its own
+    _current.set(span)
     return span
 
 
 def current() -> Span | None:
-    """Give the span of the request that this code runs for; OpenTelemetry's current one may be a part of it."""
-    if _tracer is None:
-        return None
-    from opentelemetry.context import get_value
-
-    return get_value(KEY)
+    """Give the span of the request that this code runs for."""
+    return _current.get()
 
 
 def answered(span: Span, *, place: int, merge_version: int, seconds: float, posterior: FloatArray | None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from tanbr.loop.guard import Probes
 from tanbr.loop.learner import Learner
 from tanbr.loop.practice import Logged, decides
-from tanbr.loop.rewards import Given
+from tanbr.loop.rewards import SHADOW, Given, Tally
 from tanbr.loop.slot import Choice, Reason, Slot, Turn
 from tanbr.monitor.belief import by_mix
 from tanbr.serve.answer_log import AnswerLog
@@ -30,7 +30,6 @@ from tanbr.types import Blend, SlotRecord, TaskMix, Text
 
 NEUTRAL: Text = "a"  # asked when there are no probes: even this must not be answered with NaN
 ALARMS = 50  # kept for operators
-FORGET_EVERY = 20  # slots between two looks for what the store need not keep
 
 
 class Laps:
@@ -92,7 +91,6 @@ class ServedWorld:
         self.engine, self.store, self.answers, self.config, self.alarm = engine, store, answers, config, alarm
         self._observer, self._space = alarm.observer, space
         self.last_reward, self.rewards, self.texts = store.last_seq, store.feedback, answers.texts_of
-        self.measured, self.measured_late = answers.measured, answers.late
         self._last: tuple[SlotRecord | None, dict[str, float]] = None, {}  # last slot told, shares of its sources
         self._kept = read_practice(store, experts=engine.moe.num_experts, tasks=answers.tasks)
         self._drifting = False
@@ -107,11 +105,12 @@ class ServedWorld:
         """Look up requests to practise on: those whose texts are at hand, and whose right answers are known."""
         if self._space is None:
             return []
+        rows = [row for row in rows if row.source != SHADOW]
         ids, found = [row.id for row in rows], []
         texts, logits, learner = self.texts(ids), self.answers.logits_of(ids), self.view.learner
         blends = {slot.number: slot.blends for slot in (*learner.settling, learner.slot)}
         for row in rows:
-            if row.id not in texts or row.id not in logits or row.posterior is None or (row.novel and row.task is None):
+            if row.id not in texts or row.id not in logits or row.posterior is None or not row.counts:
                 continue
             posterior = by_mix(row.posterior[None], mix)[0]
             task = int(posterior.argmax()) if row.task is None else row.task
@@ -122,6 +121,10 @@ class ServedWorld:
                 blend = served[row.place] if row.place < len(served) else None
                 found.append(Logged(row.id, texts[row.id], task, posterior, row.reward, answer, row.label, blend))
         return found
+
+    def measured(self, slot: int) -> dict[int, Tally]:  # noqa: ARG002
+        """Nothing: what the server gives by itself is feedback as well."""
+        return {}
 
     def ended(self, number: int) -> Slot | None:
         """Find a slot that the router was told already; None if its blend can no longer be told."""
@@ -176,9 +179,8 @@ class ServedWorld:
         self.laps("learn")
         self.engine.spread(*self._staged)
         view = view_of(learner, self._kept, alarm=self.alarm)
-        measured = {} if turn.ended is None else self.answers.measured(turn.ended.number)
         practice = practice_view(learner, self._kept)
-        write_turn(self.store, turn, learner, measured=measured, regret=view.regret, practice=practice)
+        write_turn(self.store, turn, learner, regret=view.regret, practice=practice)
         for told in turn.told:
             if not told.late:
                 self._last = told.record, told.shares
@@ -207,8 +209,6 @@ class ServedWorld:
         for one in prepared:
             if one.changed:
                 self._observer.merged(self.engine.merge_seconds, one.version)
-        if slot.number % FORGET_EVERY == 0:
-            self.store.forget(slots=self.config.keep_slots, requests=self.config.keep_requests)
 
     def resume(self, learner: Learner) -> Learner:
         """Serve on what the open slot of a saved state served."""

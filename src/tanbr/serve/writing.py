@@ -3,36 +3,28 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
-
-from tanbr.moe.text import TextEncoder
-from tanbr.serve.decode import Joining, Step, Written
-from tanbr.serve.jobs import Part, columns_of
+from tanbr.serve.decode import Step, Written
+from tanbr.serve.jobs import Part
 from tanbr.serve.records import ServiceError
 
 
 class WrittenBatch:
     """Prompts that a model answers together. A part leaves when its last prompt has, or when its client gives up."""
 
-    def __init__(self, encoder: TextEncoder, *, causal: bool, finished: Callable[[Part], None]) -> None:
-        """Call `finished` with each part whose prompts are all answered."""
-        self._encoder, self._causal, self._finished = encoder, causal, finished
-        self._rows: list[_Row] = []
-
-    def begin(self, parts: Sequence[Part]) -> Joining:
-        """Take in prompts; what the model needs to answer them."""
+    def __init__(self, parts: Sequence[Part], tokenizer: Any, *, finished: Callable[[Part], None]) -> None:
+        """Take in prompts; call `finished` with each part whose prompts are all answered."""
         for part in parts:
             part.written = {}
-            self._rows.extend(_Row(part, row, self._encoder.tokenizer) for row in part.rows)
-        limits = [part.job.limits[row] for part in parts for row in part.rows]
-        sampling = [part.job.sampling[row] if part.job.sampling else None for part in parts for row in part.rows]
-        return Joining(self._encoder.pad(columns_of(parts), left=self._causal), limits, sampling)
+        self._finished = finished
+        self._rows = [_Row(part, row, tokenizer) for part in parts for row in part.rows]
+        self.limits = [part.job.limits[row] for part in parts for row in part.rows]
+        self.sampling = [part.job.sampling[row] if part.job.sampling else None for part in parts for row in part.rows]
 
     def on_step(self, step: Step) -> Collection[int]:
         """Take the tokens of a step; the rows of which nothing more is wanted."""
         for number, token in step.added.items():
             row = self._rows[number]
-            row.add(token, step.chances[number])
+            row.add(token)
             if row.stopped and number not in step.ended:
                 self._end(row, row.cut())
         for number, written in step.ended.items():
@@ -56,18 +48,16 @@ class _Row:
         self._stream = TextStream(tokenizer) if part.job.on_token is not None or part.job.stop else None
         self._stops = StopStrings(part.job.stop)
         self._tokens: list[int] = []
-        self._chances = 0.0
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string was written."""
         return self._stops.found
 
-    def add(self, token: int, chance: float) -> None:
-        """Take a token, and its probability."""
+    def add(self, token: int) -> None:
+        """Take a token."""
         if self._stream is not None and not self.stopped:
             self._tokens.append(token)
-            self._chances += chance
             self._pass_on(self._stops.add(self._stream.add(token)))
 
     def end(self) -> None:
@@ -77,7 +67,7 @@ class _Row:
 
     def cut(self) -> Written:
         """Give what was written up to the stop string, and what of it the client gets."""
-        return Written(tuple(self._tokens), True, self._chances / len(self._tokens), self._stops.text)
+        return Written(tuple(self._tokens), True, self._stops.text)
 
     def _pass_on(self, piece: str) -> None:
         part, on_token = self.part, self.part.job.on_token
@@ -96,21 +86,11 @@ class TextStream:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
         self._told = ""
-        plain = tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces  # nothing is changed after decoding
-        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=True) if plain else None
 
     def add(self, token: int) -> str:
         """Take the next token; give the text that is certain now and was not before."""
         self._tokens.append(token)
-        if self._stream is None:
-            return self._new()
-        try:
-            piece = self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
-        except Exception:  # the library gives up where a token changes the text before it
-            self._stream = None
-            return ""
-        self._told += piece
-        return piece
+        return self._new()
 
     def end(self) -> str:
         """Give what is left: characters of which only a part was written."""

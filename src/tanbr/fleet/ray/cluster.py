@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from tanbr.errors import ConfigError
 from tanbr.fleet.ray.learner import ClusterConfig, RayLearner, again, end_learner, found_learner, get
 from tanbr.fleet.replica import ReplicaService
-from tanbr.serve.build import opened, with_base
+from tanbr.serve.build import opened
 from tanbr.serve.config import usable_cores
 from tanbr.serve.records import ServiceError, ServiceInfo, ServiceState
 from tanbr.serve.web import logs
@@ -39,7 +39,8 @@ class Replica:
             config.checkpoint,
             experts=config.experts,
             blend_only=config.blend_only,
-            base=with_base(config.base, config.serve.blend, config.survey, config.warm_start),
+            base=config.base,
+            blend=config.serve.blend,
             method=method,
         )
         member = str(ray.get_runtime_context().get_actor_name())

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from tanbr.lab.corpus import Corpus, Progress
-from tanbr.lab.survey import survey_to
+from tanbr.lab.survey import Survey, survey_to
 from tanbr.lab.tasks import tiny, world
 from tanbr.lab.train.checkpoints import write
 from tanbr.lab.train.config import Preset
@@ -29,7 +29,6 @@ from tanbr.lab.train.pretrain import Course, train_experts
 from tanbr.merge import open as open_moe
 from tanbr.moe.device import device_of
 from tanbr.moe.text import TextEncoder
-from tanbr.serve.survey import Survey
 from tanbr.tasks import text_to_text
 from tanbr.tasks.metrics import LabelSpace
 

@@ -10,7 +10,7 @@ from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends.choose import Precision
-from tanbr.serve.decode import Decoded, More, OnStep
+from tanbr.serve.decode import Decoded, OnStep
 from tanbr.serve.sampling import Sampling
 from tanbr.types import Blend, FloatArray
 
@@ -39,7 +39,6 @@ class Writing(TypedDict):
 
     limits: Sequence[int]  # most tokens of each
     on_step: OnStep
-    more: NotRequired[More | None]  # asked between two steps, with how many rows are at work, for prompts that join
     sampling: NotRequired[Sequence[Sampling | None]]  # how the words of each are drawn
 
 
