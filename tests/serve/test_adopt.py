@@ -204,6 +204,17 @@ def test_after_practice_feedback_says_what_blends_earned(make: Make) -> None:
     assert (rewards[0, 2], counts[0, 2]) == pytest.approx((0.9, 4.0))
 
 
+def test_a_new_task_starts_from_what_like_tasks_earned(make: Make) -> None:
+    live(make(*THREE), *BLENDS)
+    said: list[str] = []
+    after = make(*THREE, "duplicates", adopt=True, said=said)
+    (line,) = [one for one in said if one.startswith("duplicates starts from what like tasks have earned")]
+    assert "paraphrase" in line  # pairs of sentences too
+    counts = earned(after)[2]
+    new, old = counts[:, after.info.tasks.index("duplicates")], counts[:, 0]
+    assert ((new > 0) & (new <= 4) & (new < old)).all()
+
+
 def test_a_pinned_version_goes_on_or_keeps_its_experts(make: Make, tmp_path: Path) -> None:
     live(make(*THREE), *BLENDS, unpin=False)
     before = {file.name: file.read_bytes() for file in (tmp_path / "state").iterdir() if file.name != "lock"}

@@ -1,14 +1,16 @@
 """Several merged models side by side in one service, each request by the one that is best for its task."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from serve.serving import K, Ledger, Run, V, until
-from tanbr.errors import InputError
+from serve.serving import K, Ledger, Run, V, service, until
+from tanbr.errors import ConfigError, InputError
 from tanbr.lab.tasks import tiny
+from tanbr.merge import open as open_moe
 from tanbr.serve.ids import place_of, slot_of
 from tanbr.serve.panel import Panel
 from tanbr.serve.records import Answered, Feedback, Phase, Reason
@@ -190,3 +192,14 @@ def test_a_restart_goes_on_with_its_panel_also_with_more_models_or_fewer(run: Ru
     router: Any = again.learner.router
     assert router.told == len(ALL)
     assert len(again.state().models) == models
+
+
+def test_as_many_models_as_fit_into_the_memory(tmp_path: Path, taught: Path) -> None:
+    moe = open_moe(service(tmp_path / "a", taught).learning.world.engine.moe.path)
+    one, more = (4 * sum(int(np.prod(piece.shape)) for piece in some) for some in (moe.plan.pieces, moe.plan.blended))
+    for memory, models in ((one, 1), (one + 2 * more, 3), (100 * more, moe.num_experts)):
+        made = service(tmp_path / f"{memory}", taught, memory=memory)
+        assert made.info.models == models
+        made.stop()
+    with pytest.raises(ConfigError, match=f"memory must be at least {one} bytes"):
+        service(tmp_path / "b", taught, memory=one - 1)

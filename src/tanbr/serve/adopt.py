@@ -26,10 +26,12 @@ from tanbr.serve.backup import back_up
 from tanbr.serve.journal import pin_text, read_pin, read_slot, read_trust, state_file
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.store import Store, from_half, half, shown, vector
-from tanbr.types import FloatArray
+from tanbr.tasks.rows import Row
+from tanbr.types import FloatArray, Text
 
 PRIOR_COUNT = 16.0  # requests, at most, that a reward earned with another checkpoint, method or part of a blend counts
 MOST_GONE = 0.5  # weight of experts that are gone above which a blend says nothing about the rest of it
+NEAR_COUNT = 4.0  # requests, at most, that what like tasks earned at a blend counts for a task that is new
 MOST_BLENDS = 1_000  # newest merge versions whose rewards a new router is told
 LOWEST = float(np.finfo(np.float32).min)  # logit of a label that a head did not have
 
@@ -239,6 +241,9 @@ def inherit(
     monitor: Monitor | Callable[[], Monitor],
     tasks: Sequence[str],
     config: MonitorConfig | None,
+    *,
+    past: Sequence[Row] = (),
+    say: Callable[[str], None],
 ) -> Monitor:
     """Tell a new router what an adopted state has earned; the state's monitor, or a new one that knows what it knew."""
     old = None
@@ -247,9 +252,39 @@ def inherit(
     versions = [one for one in reversed(store.versions()) if (one["counts"] > 0).any()]
     if versions and hasattr(router, "warm_start"):
         blends, sums, counts = (np.array([one[name] for one in versions]) for name in ("blend", "sums", "counts"))
+        if old is not None:
+            _begin_new_tasks(old, tasks, sums, counts, past=past, say=say)
         rewards = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
         router.warm_start(blends, np.clip(rewards, 0.0, 1.0), counts)
     if old is not None and old.tasks == tuple(tasks):
         return old
     new = monitor if isinstance(monitor, Monitor) else monitor()
     return new if old is None else new.recalling(old)
+
+
+def _begin_new_tasks(
+    old: Monitor,
+    tasks: Sequence[str],
+    sums: FloatArray,
+    counts: FloatArray,
+    *,
+    past: Sequence[Row],
+    say: Callable[[str], None],
+) -> None:
+    """Let a task that an old monitor did not know have earned (N, V) a little of what like tasks did."""
+    for place in (place for place, name in enumerate(tasks) if name not in old.tasks):
+        near = _like(old, tasks, [row.text for row in past if row.task == tasks[place]])
+        like = counts @ near  # (N,)
+        some = np.minimum(like, NEAR_COUNT) / np.maximum(like, 1e-12)
+        sums[:, place], counts[:, place] = (sums @ near) * some, like * some
+        best = ", ".join(f"{tasks[v]} {near[v]:.0%}" for v in np.argsort(-near)[:3] if near[v] >= 0.01)
+        few = f"as at most {NEAR_COUNT:.0f} requests a blend"
+        say(f"{tasks[place]} starts from what like tasks have earned, {few}: {best or 'none'}")
+
+
+def _like(old: Monitor, tasks: Sequence[str], texts: Sequence[Text]) -> FloatArray:
+    """Share of each task (V,), by its new place, that an old monitor takes texts for; all alike where it cannot say."""
+    moved, alike = Moved.of(old.tasks, tasks), np.full(len(old.tasks), 1.0 / len(old.tasks))
+    seen = old.snapshot().recognise(texts).posteriors.mean(axis=0) if texts else alike
+    shares = moved.shares(seen)
+    return np.zeros(len(tasks)) if shares is None else shares

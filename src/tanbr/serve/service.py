@@ -188,7 +188,7 @@ class Service(Queue):
                 world.resume(replace(learner, practice=practice))
             else:
                 new = monitor or Monitor(names, "clusters", config=monitor_config)
-                recalled = inherit(store, router, new, names, monitor_config)
+                recalled = inherit(store, router, new, names, monitor_config, past=probes, say=say)
                 first(
                     rules, world, router=router, monitor=recalled, tasks=len(names), number=store.next_slot,
                     trust=read_trust(store), practises=practises, pin=read_pin(store),
