@@ -24,7 +24,7 @@ LOG = 256  # requests of each task that are kept: their mean is sure to 3 points
 READY = 24  # exercises before the router hears of any: what is served teaches it until then, and goes on where a server
 # has no time to practise
 MOVES = 0.05  # least chance of a new request to take the place of an old one, so that the log follows its users
-FIRST = 96  # of them, how many every expert answers alone
+FIRST = 48  # of them, how many every expert answers alone
 ALONE = 240  # and how many those do that may be the best after that: on a MiniLM-MoE 96 rows leave QQP's expert, which
 # earns 2 points more than the even blend, open one time in three, and 240 one time in ten
 UNLIKELY = 0.02  # how likely an expert must be to be a task's best, or it is asked no more
@@ -83,8 +83,8 @@ class Practice:
     tasks: int
     believed: FloatArray | None = None  # (V, K) what is said of tasks and experts: by a card, or by practice of earlier
     rows: tuple[Logged, ...] = ()  # at most LOG of a task
-    table: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # (n, K + 3) the chance of each expert alone to
-    # be right, that of the even blend, its reward, and how often suggested blends were tried on the row
+    table: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # (n, K + 2) the chance of each expert alone to
+    # be right, that of the even blend, and its reward
     seen: tuple[int, ...] = ()  # (V,) requests of each task that the log was offered
     tried: tuple[Tried, ...] = ()
     done: int = 0  # exercises
@@ -94,10 +94,10 @@ class Practice:
 
     def logged(self, new: Sequence[Logged]) -> "Practice":
         """Take in requests whose outcome is known: of each task a fair sample, at most LOG, that goes on moving."""
-        rows, table = list(self.rows), list(self.table.reshape(-1, self.experts + 3))
+        rows, table = list(self.rows), list(self.table.reshape(-1, self.experts + 2))
         seen, rng = list(self.seen or (0,) * self.tasks), np.random.default_rng(self.done)
         places = [np.flatnonzero(self.of == task).tolist() for task in range(self.tasks)]
-        blank = np.append(np.full(self.experts + 2, np.nan), 0.0)
+        blank = np.full(self.experts + 2, np.nan)
         for row in new:
             mine = places[row.task]
             seen[row.task] += 1
@@ -108,7 +108,7 @@ class Practice:
             elif rng.random() < max(LOG / seen[row.task], MOVES):
                 place = mine[rng.integers(LOG)]
                 rows[place], table[place] = row, blank
-        return replace(self, rows=tuple(rows), table=np.array(table).reshape(-1, self.experts + 3), seen=tuple(seen))
+        return replace(self, rows=tuple(rows), table=np.array(table).reshape(-1, self.experts + 2), seen=tuple(seen))
 
     @cached_property
     def of(self) -> NDArray[np.intp]:
@@ -121,7 +121,7 @@ class Practice:
         The counts are of the rows that all experts have answered.
         """
         K = self.experts
-        rows = self.table.reshape(-1, K + 3)[:, :K]
+        rows = self.table.reshape(-1, K + 2)[:, :K]
         mean, error = np.full((2, self.tasks, K), np.nan)
         for task, expert in np.ndindex(self.tasks, K):
             mine = rows[self.of == task, expert]
@@ -139,7 +139,7 @@ class Practice:
         rows are counted again on all the rows that they have answered.
         """
         K = self.experts
-        table = self.table.reshape(-1, K + 3)[:, : K + 1]
+        table = self.table.reshape(-1, K + 2)[:, : K + 1]
         found: FloatArray = np.full((self.tasks, K + 1), 1.0 / (K + 1))
         for task in range(self.tasks):
             rows, left = table[self.of == task], np.ones(K + 1, dtype=np.bool_)
@@ -234,11 +234,8 @@ class Practice:
                 gain = np.array([self.rows[i].reward for i in mine]) - table[mine, K + 1]
                 told.append((blend, *after._of_tasks(gain, self.of[mine])))
         elif len(rows):
-            gain, fresh = rewards - table[rows, K + 1], np.ones(len(rows))
-            if exercise.column < 0:
-                table[rows, K + 2] += 1.0
-                fresh = 1.0 / table[rows, K + 2]
-            told.append((exercise.blend, *after._of_tasks(gain, self.of[rows], fresh)))
+            gain = rewards - table[rows, K + 1]
+            told.append((exercise.blend, *after._of_tasks(gain, self.of[rows])))
             found = Tried(slot, exercise.blend, exercise.why, len(gain), float(gain.mean()), _error(gain))
             after = replace(after, tried=(*after.tried, found)[-SHOWN:])
         if after.done < READY and not router.has_practised:
@@ -251,20 +248,13 @@ class Practice:
             after = replace(after, own=own)
         return replace(after, untold=())
 
-    def _of_tasks(
-        self, gain: FloatArray, of: NDArray[np.intp], fresh: FloatArray | None = None
-    ) -> tuple[FloatArray, FloatArray]:
-        """Each task's mean gain (V,), NaN where unseen, and its standard error (V,), of the gains of rows (n,).
-
-        A row on which like blends were tried before counts as part of a `fresh` one: these share its luck, and without
-        that a blend wins at last that suits the log and no other row.
-        """
+    def _of_tasks(self, gain: FloatArray, of: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
+        """Each task's mean gain (V,), NaN where unseen, and its standard error (V,), of the gains of rows (n,)."""
         counts = np.bincount(of, minlength=self.tasks)
         mean = np.bincount(of, weights=gain, minlength=self.tasks) / np.maximum(counts, 1)
         squares = np.bincount(of, weights=gain * gain, minlength=self.tasks)
         variance = (squares + PAIRS * SPREAD) / (counts + PAIRS)
-        worth = counts if fresh is None else np.bincount(of, weights=fresh, minlength=self.tasks)
-        return np.where(counts > 0, mean, np.nan), np.sqrt(variance / np.where(counts > 0, worth, 1.0))
+        return np.where(counts > 0, mean, np.nan), np.sqrt(variance / np.maximum(counts, 1))
 
 
 def _best(rows: FloatArray, rng: np.random.Generator) -> FloatArray:
