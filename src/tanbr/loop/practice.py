@@ -24,7 +24,7 @@ LOG = 256  # requests of each task that are kept: their mean is sure to 3 points
 READY = 24  # exercises before the router hears of any: what is served teaches it until then, and goes on where a server
 # has no time to practise
 MOVES = 0.05  # least chance of a new request to take the place of an old one, so that the log follows its users
-FIRST = 48  # of them, how many every expert answers alone
+FIRST = 96  # of them, how many every expert answers alone
 ALONE = 240  # and how many those do that may be the best after that: on a MiniLM-MoE 96 rows leave QQP's expert, which
 # earns 2 points more than the even blend, open one time in three, and 240 one time in ten
 UNLIKELY = 0.02  # how likely an expert must be to be a task's best, or it is asked no more
