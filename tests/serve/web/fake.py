@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.errors import InputError
-from tanbr.router import Tanbr, TreeView
+from tanbr.router import Tanbr
 from tanbr.serve.records import (  # fmt: skip
     Alarm,
     Answered,
@@ -218,9 +218,6 @@ class FakeService:
 
     def clients(self) -> list[ClientView]:
         return [ClientView("shop", 0.1, False), ClientView("desk", 1.0, True)]
-
-    def tree(self) -> TreeView | None:
-        return self._router.tree
 
     def pin(self, target: ArrayLike | int) -> int:
         self._check()

@@ -106,46 +106,12 @@ export function lines(figure, { x, series, label, format = number, high, least =
   finish(frame, series.map(({ name, values, hue }, n) => [hue ?? n, name, format(last(values)), (at) => format(values[at])]));
 }
 
-// The search tree: depth downwards, leaves side by side. nodes: [{parent, depth, visits, value, blend}], parents first.
-export function tree(figure, nodes, name) {
-  if (nodes.length < 1) return nothing(figure, "this router has no tree");
-  const width = figure.clientWidth;
-  const children = nodes.map(() => []);
-  nodes.forEach((node, i) => node.parent >= 0 && children[node.parent].push(i));
-  const place = new Array(nodes.length);
-  let leaves = 0;
-  const below = [[0, false]];
-  while (below.length) {
-    const [node, seen] = below.pop();
-    if (!children[node].length) place[node] = leaves++;
-    else if (seen) place[node] = children[node].reduce((sum, child) => sum + place[child], 0) / children[node].length;
-    else below.push([node, true], ...children[node].toReversed().map((child) => [child, false]));
-  }
-  const deepest = Math.max(...nodes.map((node) => node.depth));
-  const step = deepest ? Math.min(48, 200 / deepest) : 0;
-  const px = (i) => 10 + ((place[i] + 0.5) / leaves) * (width - 20);
-  const py = (i) => 14 + step * nodes[i].depth;
-  const values = nodes.map((node) => node.value).filter((value) => value !== null);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  const most = Math.max(1, ...nodes.map((node) => node.visits));
-  const drawn = svg("svg", { height: 28 + step * deepest, role: "img", "aria-label": `search tree of ${nodes.length} nodes` });
-  nodes.forEach((node, i) => node.parent >= 0 && drawn.append(svg("path", { d: `M${px(node.parent)},${py(node.parent)}L${px(i)},${py(i)}`, class: "edge" })));
-  nodes.forEach((node, i) => {
-    const strength = node.value === null || high === low ? 0.4 : 0.12 + (0.88 * (node.value - low)) / (high - low);
-    const dot = svg("circle", { cx: px(i), cy: py(i), r: 2.5 + 5 * Math.sqrt(node.visits / most), class: colour(0), "fill-opacity": strength.toFixed(2) });
-    dot.append(svg("title", {}, `${name(node.blend)}\npredicted reward ${number(node.value)}, served ${Math.round(node.visits)} times`));
-    drawn.append(dot);
-  });
-  figure.replaceChildren(drawn);
-}
-
-export function nothing(figure, text) {
-  figure.replaceChildren(html("div", { class: "nothing" }, text));
-  figure.onpointermove = figure.onpointerleave = null;
-}
-
 function begin(figure, { x, label, low, high, format, log = false }) {
-  if (!x.length) return nothing(figure, "nothing yet");
+  if (!x.length) {
+    figure.replaceChildren(html("div", { class: "nothing" }, "nothing yet"));
+    figure.onpointermove = figure.onpointerleave = null;
+    return null;
+  }
   const width = figure.clientWidth;
   const inner = { width: width - EDGE.left - EDGE.right, height: HEIGHT - EDGE.top - EDGE.bottom };
   const px = (at) => +(EDGE.left + (x.length > 1 ? (at / (x.length - 1)) * inner.width : inner.width / 2)).toFixed(1);
