@@ -57,22 +57,6 @@ class TextPart(Sent):
 Parts = Annotated[list[TextPart], Field(fail_fast=True)]
 
 
-class Function(Sent):
-    """What the model asked to be called."""
-
-    name: str
-    arguments: str
-    """As JSON."""
-
-
-class ToolCall(Sent):
-    """What the model asked for in an earlier answer."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: Function
-
-
 class ChatMessage(Sent):
     """What somebody said, as the model's chat template gets it."""
 
@@ -81,7 +65,8 @@ class ChatMessage(Sent):
     """A text, or parts that are joined by line breaks."""
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    """What the model asked for in an earlier answer; the template reads it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -101,7 +86,7 @@ class ChatMessage(Sent):
         if not isinstance(self.content, str):
             said["content"] = "\n".join(part.text for part in self.content or ())
         for call in said.get("tool_calls", ()):
-            with suppress(ValueError):  # the template gets the text, then; nesting is limited, too
+            with suppress(ValueError, KeyError, TypeError):  # the template gets it as it is; nesting is limited, too
                 call["function"]["arguments"] = from_json(call["function"]["arguments"])
         return said
 

@@ -199,7 +199,7 @@ function drawLoad() {
   const { windows, state } = seen;
   const x = windows.map((window) => new Date(1000 * window.time).toLocaleTimeString());
   const whole = (value) => number(value, value >= 10 ? 0 : 1);
-  lines($("latencies"), { x, label: "latency", format: whole, log: true,
+  lines($("latencies"), { x, label: "latency", format: whole,
     series: [{ name: "median", values: windows.map((window) => window.p50_ms) }, { name: "99th percentile", values: windows.map((window) => window.p99_ms) }] });
   lines($("loads"), { x, label: "texts a second", format: whole, least: 2, series: [{ name: "texts a second", values: windows.map((window, at) => (at > 0 && at === windows.length - 1 ? null : window.texts / 10)) }] }); // the last is still open
   const last = windows.findLast((window) => window.requests > 0);
