@@ -106,7 +106,7 @@ class Host:
         engine, started = self.engine, time.perf_counter()
         if self.doubtful or wanted.label not in engine.call(engine.held()):
             self.doubtful = not engine.many
-            engine.call(engine.load(wanted.file.folder, wanted.label))
+            engine.call(engine.load(wanted.file, wanted.label))
             if wanted.label not in engine.call(engine.held()):
                 raise EngineLost("it does not hold the weights that it was given")
         else:
