@@ -197,7 +197,7 @@ class VllmAdapter(Vllm):
         for name, place in (await self._adapters()).items():
             if name.startswith(OURS) and not Path(place).exists():
                 await self.unload(name)
-        body = {"lora_name": label, "lora_path": str(merge.folder)}
+        body: dict[str, object] = {"lora_name": label, "lora_path": str(merge.folder)}
         await self._change(LOAD, body, seconds=load_seconds(merge.folder))
         self._folders[label] = str(merge.folder)
         await self.wake()

@@ -186,7 +186,8 @@ class LatencyHistory:
     def add(self, seconds: float, *, texts: int) -> None:
         """Note one answered request, of so many texts."""
         self._turn()
-        self._requests, self._texts = self._requests + 1, self._texts + texts
+        self._requests += 1
+        self._texts += texts
         if len(self._seconds) < SAMPLED:
             self._seconds.append(seconds)
 
