@@ -106,7 +106,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_uses_is_not(m
         "files.new()\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(mixtral.path), str(tmp_path)], env=environment(), timeout=100)
+    subprocess.run([sys.executable, "-c", script, str(mixtral.path), str(tmp_path)], env=environment())
     (left,) = tmp_path.iterdir()
     live = MergeFiles(mixtral, DenseFile, folder=tmp_path)
     assert not left.exists()

@@ -1,3 +1,4 @@
+import asyncio
 import shutil
 import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -23,6 +24,7 @@ from engines.asking import (
 from engines.fake_engine import FakeVllm
 from serve.web.live import wait_for
 from tanbr.engines import connection, remote
+from tanbr.engines import vllm as vllm_dialect
 from tanbr.engines.connection import EngineLost
 from tanbr.errors import CheckpointError
 from tanbr.merge import Moe
@@ -104,6 +106,24 @@ def test_a_load_that_hangs_keeps_nobody_from_leaving(
         wait_for(lambda: vllm.calls.count("/collective_rpc") == 2)
         engine.close()
         assert isinstance(swapping.exception(), CheckpointError)
+
+
+def test_an_engine_that_hangs_keeps_nobody_from_leaving(
+    lora: FakeVllm, adapters: Moe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(vllm_dialect, "LOAD_SECONDS", 1000.0)
+    asked = threading.Event()
+
+    async def hang(*_: Any) -> Response:
+        asked.set()
+        await asyncio.sleep(1000)
+        return Response()
+
+    with serving_first(lora, adapters) as engine:
+        lora.routes["/v1/unload_lora_adapter"] = hang
+        engine.close()
+        assert asked.is_set()
 
 
 def test_events_are_heard_as_they_come_and_a_request_that_is_given_up_is_closed(fake: FakeVllm, moe: Moe) -> None:

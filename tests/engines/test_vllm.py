@@ -2,6 +2,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -56,14 +57,15 @@ def test_weights_have_no_version_while_they_change(engine: Vllm, vllm: FakeVllm,
         load(folder)
 
     vllm.load = watched  # type: ignore[method-assign]
-    engine.call(engine.load(dense, "one"))
+    merge: Any = SimpleNamespace(folder=dense)
+    engine.call(engine.load(merge, "one"))
     assert seen == [(CHANGING, True)]
     assert (engine.call(engine.held()), vllm.paused) == (["one"], False)
     vllm.refuses = "no"
     with pytest.raises(EngineLost, match="500: no"):
-        engine.call(engine.load(dense, "two"))
+        engine.call(engine.load(merge, "two"))
     assert (engine.call(engine.held()), vllm.paused) == ([CHANGING], False)
     vllm.refuses, vllm.busy = "", True
     with pytest.raises(EngineRefused, match="did not forget"):
-        engine.call(engine.load(dense, "two"))
+        engine.call(engine.load(merge, "two"))
     assert (engine.call(engine.held()), vllm.paused) == ([CHANGING], False)

@@ -5,7 +5,6 @@ import platform
 import re
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +18,6 @@ from tanbr.lab import settings as configuration
 from tanbr.serve.config import usable_cores
 
 app = typer.Typer()
-SPECIAL = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_tile", "amx_int8")  # what int8 and float32 gain from
 EXTRAS = {  # extra → what needs it
     "hub": "--data hub",
     "parquet": "--data with Parquet files",
@@ -68,19 +66,19 @@ def needed_packages() -> dict[str, str]:
 
 def machine() -> dict[str, str]:
     """Look at the processor, the memory and torch."""
-    about = Path("/proc/cpuinfo")  # Linux tells
-    known = set(about.read_text(encoding="utf-8").split()) if about.exists() else set()
     facts = {
         "tanbr": tanbr.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": str(usable_cores()),
-        "instructions": ", ".join(name for name in SPECIAL if name in known) or f"none known of {', '.join(SPECIAL)}",
         "memory": decimal(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
     }
     if _version("torch") is not None:
         import torch
 
+        from tanbr.serve.backends.choose import instructions
+
+        facts["instructions"] = ", ".join(instructions("cpu")) or "none for bf16 or int8"
         facts["arithmetic"] = f"{torch.backends.cpu.get_cpu_capability()}, threads: {torch.get_num_threads()}"
         facts["cuda"] = f"{torch.cuda.device_count()} devices"
     return facts

@@ -73,9 +73,8 @@ class Connection:
         self._loop = auto_loop_factory()()
         thread = threading.Thread(target=self._loop.run_forever, name="tanbr-engine", daemon=True)
         thread.start()
-        http = asyncio.run_coroutine_threadsafe(_sessions(headers), self._loop).result()
-        self._kept, self._fresh = http
-        self._end = weakref.finalize(self, _close, self._loop, http, thread)
+        self._http = asyncio.run_coroutine_threadsafe(_session(headers), self._loop).result()
+        self._end = weakref.finalize(self, _close, self._loop, self._http, thread)
 
     def close(self) -> None:
         """End the thread; those who wait for it get an error."""
@@ -165,18 +164,20 @@ class Connection:
                 answer.close()  # what was read to its end has given its connection back
 
     async def _sent(self, method: str, path: str, content: bytes | None) -> aiohttp.ClientResponse:
-        """Send a request; once more, over a new connection, if a kept one closes before any of the answer.
+        """Send a request; once more, if its connection closes before any of the answer.
 
         llama-server and vLLM close a connection after five idle seconds, perhaps just as we send.
         """
-        url, kept = URL(self.url + path, encoded=True), list[bool]()
+        url = URL(self.url + path, encoded=True)
         how: Any = {"data": content, "headers": TRACED.get(), "allow_redirects": False}
         try:
-            return await self._kept.request(method, url, trace_request_ctx=kept, **how)
+            return await self._http.request(method, url, **how)
+        except aiohttp.ClientConnectorError:
+            raise  # there is nobody
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if not kept or not isinstance(getattr(error, "message", ""), str):  # a part of an answer
+            if not isinstance(getattr(error, "message", ""), str):  # a part of an answer
                 raise
-        return await self._fresh.request(method, url, **how)
+        return await self._http.request(method, url, **how)
 
     async def _read(self, answer: aiohttp.ClientResponse) -> str:
         said = bytearray()
@@ -214,25 +215,18 @@ def _message(text: str) -> str:
     return " ".join(str(said).split())[:300] or "nothing"
 
 
-async def _sessions(headers: Mapping[str, str]) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
-    """Make what asks, in its loop: over connections that are kept, and over new ones alone."""
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(_note_kept)
-    timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
-    how: Any = {"headers": headers, "timeout": timeout, "auto_decompress": False}
-    kept = aiohttp.TCPConnector(keepalive_timeout=IDLE_SECONDS, limit=0)
-    fresh = aiohttp.TCPConnector(force_close=True, limit=0)
-    return (
-        aiohttp.ClientSession(connector=kept, trace_configs=[trace], cookie_jar=aiohttp.DummyCookieJar(), **how),
-        aiohttp.ClientSession(connector=fresh, cookie_jar=aiohttp.DummyCookieJar(), **how),
+async def _session(headers: Mapping[str, str]) -> aiohttp.ClientSession:
+    """Make what asks, in its loop."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(keepalive_timeout=IDLE_SECONDS, limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=headers,
+        auto_decompress=False,
     )
 
 
-async def _note_kept(_: aiohttp.ClientSession, context: Any, __: Any) -> None:
-    context.trace_request_ctx.append(True)
-
-
-def _close(loop: asyncio.AbstractEventLoop, http: tuple[aiohttp.ClientSession, ...], thread: threading.Thread) -> None:
+def _close(loop: asyncio.AbstractEventLoop, http: aiohttp.ClientSession, thread: threading.Thread) -> None:
     """Cancel everything in the thread, close the connections there, and end the thread."""
 
     async def close() -> None:
@@ -240,8 +234,7 @@ def _close(loop: asyncio.AbstractEventLoop, http: tuple[aiohttp.ClientSession, .
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        for session in http:
-            await session.close()
+        await http.close()
         loop.stop()
 
     if not loop.is_closed():

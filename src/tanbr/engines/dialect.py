@@ -53,7 +53,7 @@ class Dialect(Connection, ABC):
         """Ask for the labels of the merges that it holds."""
 
     @abstractmethod
-    async def load(self, folder: Path, label: str) -> None:
+    async def load(self, merge: MergeFile, label: str) -> None:
         """Load a merge under a label. No answer mixes old and new weights, and no cache of the old ones is used."""
 
     @abstractmethod

@@ -5,10 +5,9 @@ server divides by the rank. Every prompt names its scales, so that an answer is 
 """
 
 import asyncio
-import json
-from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,25 +21,26 @@ from tanbr.merge import Moe
 from tanbr.merge.sources.one_adapter import joinable
 from tanbr.types import Blend
 
-FILE, ROUTE = "scales.json", "/lora-adapters"
+ROUTE = "/lora-adapters"
 
 
 class ScalesFile(MergeFile):
-    """The scales of a blend, as the server takes them."""
+    """The scales of a blend, as the server takes them: no file at all."""
 
     def __init__(self, moe: Moe, folder: Path) -> None:
         super().__init__(moe, folder)
         self._factors = _factors(moe)
-        folder.mkdir(mode=0o755)
+        self.scales: list[dict[str, float]] = []  # (K,)
 
     @staticmethod
     def room(moe: Moe) -> int:
-        """Give the bytes of K scales, at most."""
-        return 64 * len(_factors(moe))
+        """Refuse what no scales express; they take nothing."""
+        _factors(moe)
+        return 0
 
     def _write(self, moe: Moe, blend: Blend, share: float) -> None:  # noqa: ARG002 - nothing is merged
-        scales = [{"id": k, "scale": x * self._factors[k]} for k, x in enumerate(blend[: len(self._factors)])]
-        (self.folder / FILE).write_text(json.dumps(scales), encoding="utf-8")
+        factors = enumerate(self._factors)  # the base's share, the last, is nothing to load
+        self.scales = [{"id": k, "scale": float(blend[k]) * factor} for k, factor in factors]
 
 
 def _factors(moe: Moe) -> list[float]:
@@ -93,10 +93,9 @@ class LlamaCpp(Dialect):
             raise EngineRefused(f"the engine has {', '.join(found)}, and had {had}; start it as before")
         return list(self._scales)
 
-    async def load(self, folder: Path, label: str) -> None:
+    async def load(self, merge: ScalesFile, label: str) -> None:  # type: ignore[override]
         """Keep the scales, which go with each request; the first time, look at the server's files."""
-        scales = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        found = self._files or await self._found()
+        scales, found = merge.scales, self._files or await self._found()
         if len(found) - 1 != len(scales):
             raise EngineRefused(
                 f"the engine has {len(found) - 1} adapters, and {len(scales)} experts are blended; start llama-server "
@@ -130,6 +129,15 @@ class LlamaCpp(Dialect):
             raise EngineLost(f"{self.url} does not list adapters as llama-server does") from None
 
 
+@dataclass(eq=False)
+class Turn:
+    """Requests with equal scales that are computed together."""
+
+    label: str
+    requests: int = 0
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class Turns:
     """Who may be sent: the server computes one set of scales at a time, and those that wait in it take up its places.
 
@@ -137,36 +145,23 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._label, self._at_work = "", 0
-        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._turns: list[Turn] = []  # that which is computed, then those that wait
 
     @asynccontextmanager
     async def of(self, label: str) -> AsyncGenerator[None]:
         """Hold the turn of a label."""
-        if self._at_work and (self._waiting or label != self._label):
-            place = label, asyncio.get_running_loop().create_future()
-            self._waiting.append(place)
-            try:
-                await place[1]  # the request that ends the turn before counts this one in
-            except asyncio.CancelledError:
-                if place in self._waiting:
-                    self._waiting.remove(place)
-                else:
-                    self._leave()
-                raise
-        else:
-            self._label, self._at_work = label, self._at_work + 1
+        turn = next((one for one in self._turns[1:] or self._turns if one.label == label), None)
+        if turn is None:
+            turn = Turn(label)
+            self._turns.append(turn)
+        turn.requests += 1
         try:
+            self._turns[0].begun.set()
+            await turn.begun.wait()
             yield
         finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        self._at_work -= 1
-        if not self._at_work and self._waiting:
-            self._label = self._waiting[0][0]
-            go = [place for place in self._waiting if place[0] == self._label]
-            self._waiting = deque(place for place in self._waiting if place[0] != self._label)
-            self._at_work = len(go)
-            for _, future in go:
-                future.set_result(None)
+            turn.requests -= 1
+            if not turn.requests:
+                self._turns.remove(turn)
+                if self._turns:
+                    self._turns[0].begun.set()

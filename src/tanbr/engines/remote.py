@@ -37,7 +37,7 @@ log = logging.getLogger("tanbr.serve")
 
 LOOK_SECONDS = 5.0  # between two looks at an engine that answers
 LOST_SECONDS = 0.5  # … and at one that does not
-CLOSE_SECONDS = 5.0  # that a load may keep us from leaving: a server has 30 to stop
+CLOSE_SECONDS = 5.0  # that a load, or an engine that hangs, may keep us from leaving: a server has 30 to stop
 WRITE = "/v1/completions"
 ONE_TOKEN = {"prompt": [0], "max_tokens": 1, "temperature": 0, "logprobs": 1, "stream": True}
 OWN = (401, 403)  # what an engine says to our own key: the client cannot mend it
@@ -85,12 +85,12 @@ class Host:
         self._ends.set()
         self.wakes.set()
         if self.changing.acquire(timeout=CLOSE_SECONDS):
-            with suppress(TanbrError):
+            with suppress(TanbrError, TimeoutError):
                 for one in self.merges:
                     if one.wanted is not None:
-                        self.engine.call(self.engine.unload(one.wanted.label))
+                        self.engine.start(self.engine.unload(one.wanted.label)).result(CLOSE_SECONDS)
             self.changing.release()
-        self.engine.close()  # ends a load that hangs
+        self.engine.close()  # ends what hangs
         self.files.close()
 
     def label_of(self, blend: Blend) -> str:
@@ -106,7 +106,7 @@ class Host:
         engine, started = self.engine, time.perf_counter()
         if self.doubtful or wanted.label not in engine.call(engine.held()):
             self.doubtful = not engine.many
-            engine.call(engine.load(wanted.file.folder, wanted.label))
+            engine.call(engine.load(wanted.file, wanted.label))
             if wanted.label not in engine.call(engine.held()):
                 raise EngineLost("it does not hold the weights that it was given")
         else:

@@ -73,14 +73,14 @@ class Vllm(Dialect):
         """Ask /weight_info."""
         return [str((await self._ask("GET", "/weight_info")).get("weight_version"))]
 
-    async def load(self, folder: Path, label: str) -> None:
+    async def load(self, merge: MergeFile, label: str) -> None:
         """Pause, reload, forget the prefixes, and resume; the label is `CHANGING` until all of it is done."""
         await self._ask("POST", "/pause?mode=wait&clear_cache=true", seconds=LOAD_SECONDS)
         try:
             await self._ask("POST", "/update_weight_version", {"new_version": CHANGING})
-            kwargs = {"weights_path": str(folder), "is_checkpoint_format": True}
+            kwargs = {"weights_path": str(merge.folder), "is_checkpoint_format": True}
             call = {"method": "reload_weights", "kwargs": kwargs}
-            await self._ask("POST", "/collective_rpc", call, seconds=load_seconds(folder))
+            await self._ask("POST", "/collective_rpc", call, seconds=load_seconds(merge.folder))
             if not (await self._ask("POST", "/reset_prefix_cache")).get("success", True):
                 raise EngineRefused("the engine did not forget the prefixes of the old weights")
             await self._ask("POST", "/update_weight_version", {"new_version": label})
@@ -190,15 +190,16 @@ class VllmAdapter(Vllm):
         except (KeyError, TypeError, AttributeError):
             raise EngineLost(f"{self.url} does not list its models as vLLM does") from None
 
-    async def load(self, folder: Path, label: str) -> None:
+    async def load(self, merge: MergeFile, label: str) -> None:
         """Load it under its own name, beside the others; first, unload what a server that was killed has left."""
         if whole := await self._whole_model():
             raise EngineRefused(f"somebody has loaded {whole} in place of the engine's base; start it again")
         for name, place in (await self._adapters()).items():
             if name.startswith(OURS) and not Path(place).exists():
                 await self.unload(name)
-        await self._change(LOAD, {"lora_name": label, "lora_path": str(folder)}, seconds=load_seconds(folder))
-        self._folders[label] = str(folder)
+        body: dict[str, object] = {"lora_name": label, "lora_path": str(merge.folder)}
+        await self._change(LOAD, body, seconds=load_seconds(merge.folder))
+        self._folders[label] = str(merge.folder)
         await self.wake()
 
     async def unload(self, label: str) -> None:

@@ -209,8 +209,7 @@ class ReplicaService(Queue):
     """A queue that answers with what the learner orders; what else the web needs is as in `Service`."""
 
     feedback, state, slots = _by_learner("feedback"), _by_learner("state"), _by_learner("slots")
-    versions, tree, metrics = _by_learner("versions"), _by_learner("tree"), _by_learner("metrics")
-    clients = _by_learner("clients")
+    versions, clients, metrics = _by_learner("versions"), _by_learner("clients"), _by_learner("metrics")
     pin, unpin = _by_learner("pin"), _by_learner("unpin")
     rollback, end_slot = _by_learner("rollback"), _by_learner("end_slot")
 

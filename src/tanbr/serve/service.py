@@ -25,7 +25,7 @@ from tanbr.merge import Moe
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
-from tanbr.router import Tanbr, TreeView
+from tanbr.router import Tanbr
 from tanbr.serve.adopt import Adoption, inherit
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends import Builder
@@ -368,10 +368,6 @@ class Service(Queue):
         trust = self.learner.trust
         found = [ClientView(one, trust.of(one), trust.leads(one)) for one in {*trust.evidence, *trust.led} - {""}]
         return sorted(found, key=lambda one: (one.trust, one.client))
-
-    def tree(self) -> TreeView | None:
-        """The router's search tree, as it was when the slot opened; None for a router without one."""
-        return self.learning.view.tree
 
     def pin(self, target: ArrayLike | int) -> int:
         """Serve one blend (K,), or a version by its number, until `unpin`; blocks while it merges; its version."""

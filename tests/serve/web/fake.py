@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tanbr.errors import InputError
-from tanbr.router import Tanbr, TreeView
 from tanbr.serve.records import (  # fmt: skip
     Alarm,
     Answered,
@@ -65,7 +64,6 @@ class FakeService:
         self.given: dict[str, Feedback | None] = {}
         self.calls: list[tuple[Any, ...]] = []
         self._lock = threading.Lock()
-        self._router = Tanbr(K, V, seed=0)
         self._slots = self._made_up(slots)
 
     def _made_up(self, slots: int) -> list[SlotView]:
@@ -73,15 +71,14 @@ class FakeService:
         made = []
         for slot in range(slots):
             mix = np.array([1.2 + np.sin(slot / 6 + 2 * v) for v in range(V)])
-            decision = self._router.ask(mix / mix.sum())
-            reward = np.clip(0.5 + 0.3 * decision.blend[:V] + rng.normal(0, 0.03, V), 0, 1)
+            mix, blend = mix / mix.sum(), rng.dirichlet(np.full(K, 0.5))
+            reward = np.clip(0.5 + 0.3 * blend[:V] + rng.normal(0, 0.03, V), 0, 1)
             reward[rng.integers(V)] = np.nan if slot % 5 == 0 else 0.7
             counts = np.where(np.isnan(reward), 0.0, 20.0)
-            self._router.tell(decision, reward, counts)
             reason, note = (Reason.ROLLED_BACK, "rolled back") if slot == 7 else (Reason.CHOSEN, "")
             start = now - 60.0 * (slots - slot)
-            told = slot, slot // 2, decision.task_mix, decision.blend, reward, counts
-            made.append(SlotView(*told, start, start + 60, 64, True, 0.01, decision.task_mix, 0.02, reason, note))
+            told = slot, slot // 2, mix, blend, reward, counts
+            made.append(SlotView(*told, start, start + 60, 64, True, 0.01, mix, 0.02, reason, note))
         return made
 
     def start(self) -> None:
@@ -218,9 +215,6 @@ class FakeService:
 
     def clients(self) -> list[ClientView]:
         return [ClientView("shop", 0.1, False), ClientView("desk", 1.0, True)]
-
-    def tree(self) -> TreeView | None:
-        return self._router.tree
 
     def pin(self, target: ArrayLike | int) -> int:
         self._check()

@@ -15,7 +15,6 @@ from tanbr.serve.records import Generated
 from tanbr.serve.sampling import WritingOptions
 from tanbr.serve.web.bodies import Sent, one_of, text_or_list
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.metrics import LatencyHistory
 from tanbr.serve.web.refusals import Refusal, allows, shortened
 from tanbr.serve.web.service_api import ServiceApi, Stream, settled
 
@@ -58,22 +57,6 @@ class TextPart(Sent):
 Parts = Annotated[list[TextPart], Field(fail_fast=True)]
 
 
-class Function(Sent):
-    """What the model asked to be called."""
-
-    name: str
-    arguments: str
-    """As JSON."""
-
-
-class ToolCall(Sent):
-    """What the model asked for in an earlier answer."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: Function
-
-
 class ChatMessage(Sent):
     """What somebody said, as the model's chat template gets it."""
 
@@ -82,7 +65,8 @@ class ChatMessage(Sent):
     """A text, or parts that are joined by line breaks."""
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    """What the model asked for in an earlier answer; the template reads it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -102,7 +86,7 @@ class ChatMessage(Sent):
         if not isinstance(self.content, str):
             said["content"] = "\n".join(part.text for part in self.content or ())
         for call in said.get("tool_calls", ()):
-            with suppress(ValueError):  # the template gets the text, then; nesting is limited, too
+            with suppress(ValueError, KeyError, TypeError):  # the template gets it as it is; nesting is limited, too
                 call["function"]["arguments"] = from_json(call["function"]["arguments"])
         return said
 
@@ -146,7 +130,7 @@ class Writable(Sent):
         return WritingOptions(self.temperature or 0.0, top_p, self.seed, n=self.n or 1, stop=tuple(stop))
 
 
-def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
+def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig) -> None:
     """Add the routes of a service whose model writes."""
     info = service.info
     Text = Annotated[str, Field(min_length=1, max_length=config.longest)]
@@ -206,7 +190,7 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, laten
         except InputError as error:  # a prompt with more tokens than the model reads
             param = "messages" if chat else "prompt"
             raise Refusal(400, shortened(str(error)), param=param, code="context_length_exceeded") from None
-        latencies.add_texts(len(prompts) * options.n)
+        request.scope["tanbr.texts"] = len(prompts) * options.n
         return answered
 
     @app.post("/v1/completions", tags=["answers"], responses=STREAMED)

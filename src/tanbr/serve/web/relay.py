@@ -15,7 +15,6 @@ from tanbr.serve.relay import TANBR, Call
 from tanbr.serve.web.bodies import Sent, one_of
 from tanbr.serve.web.completions import STREAMED
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.metrics import LatencyHistory
 from tanbr.serve.web.refusals import Refusal, allows
 from tanbr.serve.web.service_api import ServiceApi, Stream, Workers, settled
 
@@ -31,7 +30,7 @@ def expert_ids(info: ServiceInfo) -> dict[str, int]:
     return found
 
 
-def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
+def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig) -> None:
     """Add the routes of a service whose requests go to an engine."""
     info, seconds, loading = service.info, config.answer_seconds, Workers("loading of experts", threads=1, waiting=8)
     experts = expert_ids(info)
@@ -79,7 +78,7 @@ def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: 
                 answering = await loading.run(lambda: service.relay(call, task=body.task))
         except InputError as error:
             raise Refusal(404 if not call.chosen else 422, str(error), param="model") from None
-        latencies.add_texts(len(prompts) * n)
+        request.scope["tanbr.texts"] = len(prompts) * n
         if stream is not None:
             return await stream.response(answering, shown=lambda event: event, rest=lambda last: [last] if last else [])
         done = await settled(answering, receive=request.receive, seconds=seconds)

@@ -14,13 +14,10 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.types import Scope
 
-from tanbr.router import TreeView
 from tanbr.serve.panel import VERSION
 from tanbr.serve.records import (
     ClientView,
     Feedback,
-    FloatOrNaN,
-    Numbers,
     Receipt,
     ServedModel,
     ServiceError,
@@ -38,7 +35,6 @@ from tanbr.serve.web.metrics import Metrics, Window
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.relay import expert_ids
 from tanbr.serve.web.service_api import ServiceApi, Workers
-from tanbr.types import TaskMix
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 MOST_FEEDBACK = 1000  # pieces in a request: about as long on its way to the disk as one
@@ -163,51 +159,6 @@ class Steered(Shown):
     pinned: bool
 
 
-@dataclass(frozen=True, eq=False)
-class TreeNode(Shown):
-    """A node of the router's search tree."""
-
-    parent: int
-    depth: int
-    blend: Numbers  # (K,)
-    visits: float
-    value: FloatOrNaN
-    """Predicted reward for the present task mix."""
-
-
-@dataclass(frozen=True)
-class TreeResponse(Shown):
-    """The search tree, parents before children; empty for a router without one."""
-
-    nodes: list[TreeNode]
-    total: int
-    """How many there are; the ones shown are the most visited."""
-
-    @classmethod
-    def of(cls, view: TreeView | None, task_mix: TaskMix, *, limit: int) -> "TreeResponse":
-        """Show the most visited nodes, with all their ancestors, and what each would earn with the mix ψ (V,)."""
-        if view is None:
-            return cls([], 0)
-        place = {-1: -1}  # node → where it is shown
-        for node in (-view.visits).argsort(kind="stable").tolist():
-            if len(place) > limit:
-                break
-            while node not in place:
-                place[node] = node
-                node = int(view.parent[node])
-        rows = sorted(place)[1:]
-        place |= {node: at for at, node in enumerate(rows)}
-        worth = view.value @ task_mix
-        nodes = [
-            TreeNode(
-                place[int(view.parent[node])], int(view.depth[node]), view.blend[node].round(6),
-                float(view.visits[node]), float(worth[node]),
-            )
-            for node in rows
-        ]  # fmt: skip
-        return cls(nodes, len(view))
-
-
 def add_watching(app: FastAPI, service: ServiceApi, tokens: Tokens, metrics: Metrics) -> None:
     """Add the routes that show what the service does and did."""
     workers, info = Workers("watching", threads=8, waiting=64), service.info
@@ -238,13 +189,6 @@ def add_watching(app: FastAPI, service: ServiceApi, tokens: Tokens, metrics: Met
     ) -> dict[Literal["clients"], list[ClientView]]:
         """The clients that gave feedback, least trusted first: by the name of their token, or an opaque key."""
         return {"clients": (await workers.run(service.clients))[:limit]}
-
-    @app.get("/v1/tree", tags=["watching"])
-    async def tree(
-        limit: Annotated[int, Query(ge=1, le=1000, description="Most nodes to give.")] = 200,
-    ) -> TreeResponse:
-        """The router's search tree: its most visited nodes."""
-        return await workers.run(lambda: TreeResponse.of(service.tree(), service.state().task_mix, limit=limit))
 
     @app.get("/v1/latency", tags=["watching"])
     async def latency() -> dict[Literal["windows"], list[Window]]:

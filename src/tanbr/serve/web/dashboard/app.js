@@ -1,7 +1,7 @@
 // The page: asks the server every two seconds, and draws what changed.
 
 import { act, get, hasAdminToken, keepToken } from "./api.js";
-import { areas, around, bar, colourOf, html, lines, number, percent, size, tags, tree } from "./charts.js";
+import { areas, around, bar, colourOf, html, lines, number, percent, size, tags } from "./charts.js";
 
 const EVERY = 2000;
 const SHOWN = 300; // slots
@@ -9,7 +9,7 @@ const RECENT = 10; // slots that the reward's line averages
 const $ = (id) => document.getElementById(id);
 const say = (id, text) => ($(id).textContent = text);
 
-const seen = { state: null, slots: new Map(), windows: [], nodes: { nodes: [], total: 0 } };
+const seen = { state: null, slots: new Map(), windows: [] };
 
 async function refresh() {
   try {
@@ -18,12 +18,11 @@ async function refresh() {
     [...state.tasks, ...state.model.expert_names].forEach(colourOf); // in this order, before anything is drawn
     $("sign-in").hidden = true;
     const turned = !before || before.slot !== state.slot || versionsOf(before) !== versionsOf(state) || before.pinned !== state.pinned;
-    const [latency, versions, nodes] = await Promise.all([
-      get("/v1/latency"), turned ? get("/v1/versions") : null, turned ? get("/v1/tree?limit=200") : null, fetchSlots(!before),
+    const [latency, versions] = await Promise.all([
+      get("/v1/latency"), turned ? get("/v1/versions") : null, fetchSlots(!before),
     ]);
     showState(state); // with the table of versions, never before it: a button acts on the version that it stands beside
     seen.windows = latency.windows;
-    if (nodes) seen.nodes = nodes;
     if (versions) showVersions(versions.versions, state);
     draw();
     status(state.pinned ? "held" : "live", state.pinned ? "pinned" : "live");
@@ -192,10 +191,6 @@ function draw() {
   const regrets = slots.map((slot) => slot.estimated_regret);
   lines($("regrets"), { x, series: [{ name: "regret", values: regrets }], label: "estimated regret over slots", least: 0.02 });
   drawLoad();
-  tree($("tree"), seen.nodes.nodes, (blend) => shares(blend, state.model.expert_names));
-  const deepest = Math.max(0, ...seen.nodes.nodes.map((node) => node.depth));
-  const part = seen.nodes.total > seen.nodes.nodes.length ? `, the ${seen.nodes.nodes.length} most served` : "";
-  say("tree-more", `${seen.nodes.total} nodes, ${deepest} deep${part}`);
   const events = slots.filter((slot) => slot.note).slice(-50).reverse();
   if (events.length) $("events").replaceChildren(...events.map((slot) => html("li", {}, `slot ${slot.slot}, ${ago(slot.started)}: ${slot.note}`)));
 }
@@ -204,7 +199,7 @@ function drawLoad() {
   const { windows, state } = seen;
   const x = windows.map((window) => new Date(1000 * window.time).toLocaleTimeString());
   const whole = (value) => number(value, value >= 10 ? 0 : 1);
-  lines($("latencies"), { x, label: "latency", format: whole, log: true,
+  lines($("latencies"), { x, label: "latency", format: whole,
     series: [{ name: "median", values: windows.map((window) => window.p50_ms) }, { name: "99th percentile", values: windows.map((window) => window.p99_ms) }] });
   lines($("loads"), { x, label: "texts a second", format: whole, least: 2, series: [{ name: "texts a second", values: windows.map((window, at) => (at > 0 && at === windows.length - 1 ? null : window.texts / 10)) }] }); // the last is still open
   const last = windows.findLast((window) => window.requests > 0);

@@ -63,7 +63,7 @@ export function around(value, error, most, label) {
 // Shares that sum to 1 at each x, one on top of another; in steps when nothing lies between two x. series: [{name, values}].
 export function areas(figure, { x, series, label, steps = false }) {
   if (x.length === 1) [x, series] = [[x[0], x[0]], series.map(({ name, values: [only] }) => ({ name, values: [only, only] }))]; // as wide as many
-  const frame = begin(figure, { x, label, low: 0, high: 1, format: percent });
+  const frame = begin(figure, { x, label, high: 1, format: percent });
   if (!frame) return;
   const outline = (values) => values.flatMap((value, at) => {
     const [here, halfway] = [frame.px(at), (frame.px(Math.max(0, at - 1)) + frame.px(at)) / 2];
@@ -82,10 +82,10 @@ export function areas(figure, { x, series, label, steps = false }) {
 }
 
 // Lines over x; null leaves a gap; the axis goes up to `high`, or to what is needed and `least`. series: [{name, values, dots?, hue?}].
-export function lines(figure, { x, series, label, format = number, high, least = 1e-9, log = false }) {
+export function lines(figure, { x, series, label, format = number, high, least = 1e-9 }) {
   const known = series.flatMap(({ values }) => values.filter((value) => value !== null && value !== undefined));
-  const top = high ?? nice(Math.max(...known, least), log);
-  const frame = begin(figure, { x: known.length ? x : [], label, low: log ? nice(Math.min(...known) / 2, log) : 0, high: top, format, log });
+  const top = high ?? nice(Math.max(...known, least));
+  const frame = begin(figure, { x: known.length ? x : [], label, high: top, format });
   if (!frame) return;
   series.forEach(({ values, dots, hue }, n) => {
     const i = hue ?? n;
@@ -106,53 +106,18 @@ export function lines(figure, { x, series, label, format = number, high, least =
   finish(frame, series.map(({ name, values, hue }, n) => [hue ?? n, name, format(last(values)), (at) => format(values[at])]));
 }
 
-// The search tree: depth downwards, leaves side by side. nodes: [{parent, depth, visits, value, blend}], parents first.
-export function tree(figure, nodes, name) {
-  if (nodes.length < 1) return nothing(figure, "this router has no tree");
-  const width = figure.clientWidth;
-  const children = nodes.map(() => []);
-  nodes.forEach((node, i) => node.parent >= 0 && children[node.parent].push(i));
-  const place = new Array(nodes.length);
-  let leaves = 0;
-  const below = [[0, false]];
-  while (below.length) {
-    const [node, seen] = below.pop();
-    if (!children[node].length) place[node] = leaves++;
-    else if (seen) place[node] = children[node].reduce((sum, child) => sum + place[child], 0) / children[node].length;
-    else below.push([node, true], ...children[node].toReversed().map((child) => [child, false]));
+function begin(figure, { x, label, high, format }) {
+  if (!x.length) {
+    figure.replaceChildren(html("div", { class: "nothing" }, "nothing yet"));
+    figure.onpointermove = figure.onpointerleave = null;
+    return null;
   }
-  const deepest = Math.max(...nodes.map((node) => node.depth));
-  const step = deepest ? Math.min(48, 200 / deepest) : 0;
-  const px = (i) => 10 + ((place[i] + 0.5) / leaves) * (width - 20);
-  const py = (i) => 14 + step * nodes[i].depth;
-  const values = nodes.map((node) => node.value).filter((value) => value !== null);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
-  const most = Math.max(1, ...nodes.map((node) => node.visits));
-  const drawn = svg("svg", { height: 28 + step * deepest, role: "img", "aria-label": `search tree of ${nodes.length} nodes` });
-  nodes.forEach((node, i) => node.parent >= 0 && drawn.append(svg("path", { d: `M${px(node.parent)},${py(node.parent)}L${px(i)},${py(i)}`, class: "edge" })));
-  nodes.forEach((node, i) => {
-    const strength = node.value === null || high === low ? 0.4 : 0.12 + (0.88 * (node.value - low)) / (high - low);
-    const dot = svg("circle", { cx: px(i), cy: py(i), r: 2.5 + 5 * Math.sqrt(node.visits / most), class: colour(0), "fill-opacity": strength.toFixed(2) });
-    dot.append(svg("title", {}, `${name(node.blend)}\npredicted reward ${number(node.value)}, served ${Math.round(node.visits)} times`));
-    drawn.append(dot);
-  });
-  figure.replaceChildren(drawn);
-}
-
-export function nothing(figure, text) {
-  figure.replaceChildren(html("div", { class: "nothing" }, text));
-  figure.onpointermove = figure.onpointerleave = null;
-}
-
-function begin(figure, { x, label, low, high, format, log = false }) {
-  if (!x.length) return nothing(figure, "nothing yet");
   const width = figure.clientWidth;
   const inner = { width: width - EDGE.left - EDGE.right, height: HEIGHT - EDGE.top - EDGE.bottom };
   const px = (at) => +(EDGE.left + (x.length > 1 ? (at / (x.length - 1)) * inner.width : inner.width / 2)).toFixed(1);
-  const scale = log ? (value) => Math.log(value / low) / Math.log(high / low) : (value) => (value - low) / (high - low);
-  const py = (value) => +(EDGE.top + (1 - Math.min(1, Math.max(0, scale(value)))) * inner.height).toFixed(1);
+  const py = (value) => +(EDGE.top + (1 - Math.min(1, Math.max(0, value / high))) * inner.height).toFixed(1);
   const drawn = svg("svg", { height: HEIGHT, role: "img", "aria-label": label });
-  for (const tick of log ? decades(low, high) : [0, 0.25, 0.5, 0.75, 1].map((part) => low + part * (high - low))) {
+  for (const tick of [0, 0.25, 0.5, 0.75, 1].map((part) => part * high)) {
     drawn.append(svg("line", { x1: EDGE.left, x2: width - EDGE.right, y1: py(tick), y2: py(tick), class: "grid" }));
     drawn.append(svg("text", { x: EDGE.left - 5, y: py(tick) + 4, "text-anchor": "end" }, format(tick)));
   }
@@ -186,16 +151,7 @@ function finish({ figure, x, px, drawn, width }, entries) {
   };
 }
 
-function decades(low, high) {
-  const ticks = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
-    for (const step of high / low > 30 ? [1] : [1, 2, 5]) ticks.push(step * 10 ** power);
-  }
-  return ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
-}
-
-function nice(value, log) {
+function nice(value) {
   const power = 10 ** Math.floor(Math.log10(value));
-  const steps = log ? [1, 2, 5, 10] : [1, 2, 4, 8, 10]; // those of `decades`, or quarters that few digits hold
-  return steps.find((step) => step * power >= value * 0.999) * power;
+  return [1, 2, 4, 8, 10].find((step) => step * power >= value * 0.999) * power; // quarters that few digits hold
 }
