@@ -15,7 +15,7 @@ with pytest.MonkeyPatch.context() as _patched:  # a file there hides tests/'s fo
 
 def test_every_hostile_request_is_refused_with_a_sentence() -> None:
     service = FakeService()
-    with live(service, connections=100) as url:
+    with live(service) as url:
         tally = hostile.attack(url, requests=400, seed=5)
         crowded = hostile.crowd(url, connections=150)
         with client(url) as http:

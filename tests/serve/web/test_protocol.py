@@ -131,8 +131,9 @@ def busy(address: tuple[str, int]) -> socket.socket:
     return connection
 
 
-def test_where_all_connections_are_taken_one_without_a_whole_request_gives_way() -> None:
-    with live(FakeService(), connections=5) as url:
+@pytest.mark.parametrize("limit", ["connections", "client_connections"])
+def test_where_all_connections_are_taken_one_without_a_whole_request_gives_way(limit: str) -> None:
+    with live(FakeService(), **{limit: 5}) as url:
         address = place_of(url)
         slow = [busy(address) for _ in range(5)]
         assert talk(address, GET).startswith(b"HTTP/1.1 200")
@@ -156,6 +157,18 @@ def test_where_all_connections_have_a_request_a_new_one_is_refused() -> None:
         stack.close()
         while not talk(address, STATE).startswith(b"HTTP/1.1 200"):  # the server hears of it in a moment
             pass
+
+
+def test_the_client_with_most_connections_gives_way() -> None:
+    with live(FakeService(), connections=5) as url, ExitStack() as stack:
+        address = place_of(url)
+        other = stack.enter_context(socket.create_connection(address, timeout=3, source_address=("127.0.0.2", 0)))
+        other.sendall(GET[:9])
+        slow = [stack.enter_context(busy(address)) for _ in range(4)]
+        assert talk(address, GET).startswith(b"HTTP/1.1 200")
+        other.sendall(GET[9:])
+        assert other.recv(65536).startswith(b"HTTP/1.1 200")  # though it had waited longer
+        assert split(slow[0].recv(65536))[0] == 503
 
 
 def test_kept_alive_connections_lock_nobody_out() -> None:

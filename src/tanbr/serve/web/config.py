@@ -33,6 +33,8 @@ class HttpConfig(Section):
 
     connections: int = Field(default=512, ge=1)
     """Most connections open at once; where there are more, one without a whole request is closed for a new one."""
+    client_connections: int = Field(default=128, ge=1)
+    """Most connections of one client, or of all clients behind one address; `proxies` may have more."""
     idle_seconds: int = Field(default=30, ge=1)
     """A connection over which nothing is asked for this time is closed."""
     rate: float = Field(default=0.0, ge=0)

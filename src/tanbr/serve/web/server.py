@@ -14,7 +14,7 @@ from tanbr.serve.web.app import create_app
 from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.protocol import BoundedProtocol
+from tanbr.serve.web.protocol import BoundedProtocol, Connections
 from tanbr.serve.web.service_api import ServiceApi
 
 BACKLOG = 1024
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
             loopback=loopback,
             seconds_to_stop=lambda: min(self._stop_seconds, max(0.0, self._ends - time.monotonic())),
         )
-        protocol: Any = partial(BoundedProtocol, limits=config, places={})  # uvicorn does no more than call it
+        protocol: Any = partial(BoundedProtocol, places=Connections(config))  # uvicorn does no more than call it
         super().__init__(
             uvicorn.Config(
                 app,
