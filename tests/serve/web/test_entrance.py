@@ -11,6 +11,7 @@ import pytest
 from serve.web.fake import FakeService
 from serve.web.live import client, live, refusal
 from tanbr.serve.web import entrance
+from tanbr.serve.web.entrance import REFUSED_BURST
 from tanbr.serve.web.refusals import allows
 
 ONE = {"inputs": ["a"]}
@@ -36,6 +37,27 @@ def test_a_client_that_asks_too_often_waits(monkeypatch: pytest.MonkeyPatch) -> 
         assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200  # always
         clock.now += 0.3
         assert [http.get("/v1/state").status_code for _ in range(2)] == [200, 429]
+
+
+def test_a_client_whose_bodies_are_refused_waits_before_the_next_is_read_and_others_do_not() -> None:
+    service, size = FakeService(), REFUSED_BURST // 2
+    wrong = b'{"inputs": [7], "x": "' + b"y" * (size - 24) + b'"}'
+    assert len(wrong) == size
+    with live(service, proxies=("127.0.0.1",), body_bytes=2 * size) as url, client(url) as http:
+
+        def post(address: str, content: bytes) -> httpx2.Response:
+            headers = {"content-type": "application/json", "x-forwarded-for": address}
+            return http.post("/v1/classify", content=content, headers=headers)
+
+        statuses = [post("192.0.2.1", wrong).status_code for _ in range(5)]
+        assert statuses == [422, 422, 422, 429, 429]  # two use up the burst, the third is owed: 16 seconds
+        late = post("192.0.2.1", b'{"inputs": ["a"]}')  # nothing is read, whatever it is
+        assert late.status_code == 429
+        assert "were refused" in refusal(late)
+        assert int(late.headers["retry-after"]) >= 1
+        assert service.calls == []
+        assert post("192.0.2.2", b'{"inputs": ["a"]}').status_code == 200
+        assert http.get("/v1/state", headers={"x-forwarded-for": "192.0.2.1"}).status_code == 200
 
 
 def test_too_many_large_bodies_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

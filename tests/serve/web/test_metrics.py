@@ -28,8 +28,8 @@ def test_prometheus_reads_everything(http: httpx2.Client, service: FakeService) 
     assert samples["tanbr_regret_estimate"] == {(): now.estimated_regret}
     assert samples["tanbr_http_requests"]["/v1/classify", "200"] >= 1
     assert samples["tanbr_http_requests"]["other", "404"] >= 2  # a client cannot make up new series
-    named = {"http_duration_seconds", "batch_size", "batch_seconds", "slot_reward", "merge_seconds", "queue", "pinned"}
-    named |= {"alarms", "task_reward", "model_requests", "model_expected", "model_reward", "model_merge_version"}
+    named = {"http_seconds", "batch_size", "batch_seconds", "slot_reward", "merge_seconds", "queue", "pinned", "alarms"}
+    named |= {"task_reward", "model_requests", "model_expected", "model_reward", "model_merge_version"}
     assert {f"tanbr_{name}" for name in named} | {"process_resident_memory_bytes"} <= set(samples)
 
 
@@ -73,13 +73,11 @@ def test_latencies_come_in_windows() -> None:
     now = 100.0
     latencies = LatencyHistory(clock=lambda: now)
     for seconds in (0.001, 0.002, 0.003):
-        latencies.add(seconds, texts=2)
+        latencies.add(seconds)
     now += 3 * WINDOW_SECONDS
-    latencies.add(0.5, texts=1)
+    latencies.add(0.5)
     windows = latencies.windows()
-    assert [(window.time, window.requests, window.texts) for window in windows] == [
-        (100, 3, 6), (110, 0, 0), (120, 0, 0), (130, 1, 1),
-    ]  # fmt: skip
+    assert [(window.time, window.requests) for window in windows] == [(100, 3), (110, 0), (120, 0), (130, 1)]
     assert windows[0].p50_ms == pytest.approx(2)
     assert windows[0].p99_ms == pytest.approx(2.98)
     assert np.isnan(windows[1].p50_ms)

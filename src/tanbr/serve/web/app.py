@@ -21,9 +21,10 @@ from tanbr.serve.web.entrance import Entrance
 from tanbr.serve.web.metrics import ANSWERS, ROUTES, Metrics
 from tanbr.serve.web.refusals import ErrorResponse, Refusal, refuse_with_sentences
 from tanbr.serve.web.relay import add_relay
-from tanbr.serve.web.routes import add_feedback, add_models, add_steering, add_supervision, add_watching
+from tanbr.serve.web.routes import MOST_FEEDBACK, add_feedback, add_models, add_steering, add_supervision, add_watching
 from tanbr.serve.web.service_api import ServiceApi
 
+VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice
 ABOUT = """One dense model, merged from the experts of a Mixture-of-Experts model, that follows its traffic.
 
 Every answer carries a request id, for feedback, and the merge version that gave it. Every refusal is one sentence."""
@@ -63,7 +64,7 @@ def create_app(
     metrics.follow(service.state, info)
     writing = add_relay if info.relays else add_completions
     add_answers = {"classifier": add_classify, "encoder": add_embeddings, "text": writing}[info.kind]
-    add_answers(app, service, config)
+    add_answers(app, service, config, metrics.latencies)
     add_feedback(app, service, metrics)
     add_models(app, service)
     add_watching(app, service, tokens, metrics)
@@ -73,7 +74,10 @@ def create_app(
     point_elsewhere(app, info)
     refuse_with_sentences(app)
     describe_tokens(app, tokens)
-    return Entrance(app, config=config, tokens=tokens, loopback=loopback, metrics=metrics, model=info.model)
+    most_values = VALUES_EACH * max(config.inputs, MOST_FEEDBACK) + info.classes + info.experts + 64
+    return Entrance(
+        app, config=config, tokens=tokens, loopback=loopback, metrics=metrics, most_values=most_values, model=info.model
+    )
 
 
 def add_dashboard(app: FastAPI) -> None:

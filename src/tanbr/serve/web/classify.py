@@ -11,6 +11,7 @@ from scipy.special import expit, softmax
 from tanbr.serve.records import Answered, ServiceInfo, Shown
 from tanbr.serve.web.bodies import Sent, one_of, text_or_list
 from tanbr.serve.web.config import HttpConfig
+from tanbr.serve.web.metrics import LatencyHistory
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.service_api import ServiceApi, settled
 
@@ -46,7 +47,7 @@ class ClassifyResponse(Shown):
     """What answered the first."""
 
 
-def add_classify(app: FastAPI, service: ServiceApi, config: HttpConfig) -> None:
+def add_classify(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
     """Add the route of a classifier."""
     info = service.info
     columns = {label: column for column, label in enumerate(info.labels)}
@@ -78,7 +79,7 @@ def add_classify(app: FastAPI, service: ServiceApi, config: HttpConfig) -> None:
         texts = [item if isinstance(item, str) else (item[0], item[1]) for item in body.inputs]
         asked = service.submit(texts, task=body.task, labels=body.labels or ())
         answered = await settled(asked, receive=request.receive, seconds=config.answer_seconds)
-        request.scope["tanbr.texts"] = len(texts)
+        latencies.add_texts(len(texts))
         return classified(answered, info, sorted({columns[label] for label in body.labels or columns}))
 
 
@@ -102,7 +103,7 @@ def classified(answered: Answered, info: ServiceInfo, allowed: list[int]) -> Cla
     return ClassifyResponse(outputs, answered.merge_version)
 
 
-def add_embeddings(app: FastAPI, service: ServiceApi, config: HttpConfig) -> None:
+def add_embeddings(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
     """Add the route of a sentence encoder: OpenAI's embeddings."""
     info = service.info
     Text = Annotated[str, Field(min_length=1, max_length=config.longest)]
@@ -136,7 +137,7 @@ def add_embeddings(app: FastAPI, service: ServiceApi, config: HttpConfig) -> Non
         texts = [body.input] if isinstance(body.input, str) else body.input
         asked = service.submit(texts, task=body.task)
         done = await settled(asked, receive=request.receive, seconds=config.answer_seconds)
-        request.scope["tanbr.texts"] = len(texts)
+        latencies.add_texts(len(texts))
         vectors = done.logits.astype("<f4")
         data = [
             {

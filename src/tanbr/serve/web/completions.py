@@ -15,6 +15,7 @@ from tanbr.serve.records import Generated
 from tanbr.serve.sampling import WritingOptions
 from tanbr.serve.web.bodies import Sent, one_of, text_or_list
 from tanbr.serve.web.config import HttpConfig
+from tanbr.serve.web.metrics import LatencyHistory
 from tanbr.serve.web.refusals import Refusal, allows, shortened
 from tanbr.serve.web.service_api import ServiceApi, Stream, settled
 
@@ -130,7 +131,7 @@ class Writable(Sent):
         return WritingOptions(self.temperature or 0.0, top_p, self.seed, n=self.n or 1, stop=tuple(stop))
 
 
-def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig) -> None:
+def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
     """Add the routes of a service whose model writes."""
     info = service.info
     Text = Annotated[str, Field(min_length=1, max_length=config.longest)]
@@ -190,7 +191,7 @@ def add_completions(app: FastAPI, service: ServiceApi, config: HttpConfig) -> No
         except InputError as error:  # a prompt with more tokens than the model reads
             param = "messages" if chat else "prompt"
             raise Refusal(400, shortened(str(error)), param=param, code="context_length_exceeded") from None
-        request.scope["tanbr.texts"] = len(prompts) * options.n
+        latencies.add_texts(len(prompts) * options.n)
         return answered
 
     @app.post("/v1/completions", tags=["answers"], responses=STREAMED)

@@ -21,6 +21,9 @@ from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.refusals import Refusal, allows
 
 REMEMBERED = 10_000  # clients; the one not heard of for longest is forgotten first
+# Bytes of bodies that may be refused to one client, at once and a second. To parse and refuse a megabyte takes 5 ms or
+# more of the one thread that reads for all; at this rate one address takes a few thousandths of its time.
+REFUSED_BURST, REFUSED_RATE = 8 << 20, 256 << 10
 HELD_BYTES = 64 << 20  # of bodies that are read but not yet answered, over all clients: 64 of the largest by default
 DRAINED = 8  # times the largest body: so much of a larger one is read and dropped, so that the client sees the refusal
 STOPS = Refusal.later(503, "the server stops before this is answered; send it again", seconds=1)
@@ -44,19 +47,25 @@ class RateLimit:
         self._rate, self._burst = rate, float(burst)
         self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client → tokens, when counted
 
-    def wait(self, client: str, now: float) -> float:
-        """Take a token of the client's, or say for how many seconds there is none."""
+    def wait(self, client: str, now: float, *, cost: float = 1.0) -> float:
+        """Take tokens of the client's, or say for how many seconds there are too few."""
         if self._rate == 0:
             return 0.0
-        tokens, counted = self.buckets.get(client, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - counted) * self._rate)
-        if tokens < 1:
-            return (1 - tokens) / self._rate
-        self.buckets[client] = tokens - 1, now
+        short = max(0.0, cost - self._left(client, now))
+        if cost and not short:
+            self.take(client, cost, now)
+        return short / self._rate
+
+    def take(self, client: str, cost: float, now: float) -> None:
+        """Take tokens, even those that are not there: they are owed."""
+        self.buckets[client] = self._left(client, now) - cost, now
         self.buckets.move_to_end(client)
         if len(self.buckets) > REMEMBERED:
             self.buckets.popitem(last=False)
-        return 0.0
+
+    def _left(self, client: str, now: float) -> float:
+        tokens, counted = self.buckets.get(client, (self._burst, now))
+        return min(self._burst, tokens + (now - counted) * self._rate)
 
 
 @dataclass
@@ -65,7 +74,8 @@ class Visit:
 
     status: int = 499  # until something is sent: the client left
     streams: bool = False
-    held: int = 0  # bytes of its body
+    read: int = 0  # bytes of its body …
+    held: int = 0  # … and how many of them are in memory
     name: str = ""  # of the client, by its token
     span: tracing.Span | None = None  # if requests are traced
 
@@ -81,11 +91,13 @@ class Entrance:
         tokens: Tokens,
         loopback: bool,
         metrics: Metrics,
+        most_values: int,
         model: str,
     ) -> None:
-        """Take the application, and the name of the `model` that answers there."""
-        self._app, self._config, self._tokens, self._metrics, self._model = app, config, tokens, metrics, model
+        self._app, self._config, self._tokens, self._metrics = app, config, tokens, metrics
+        self._most_values, self._model = most_values, model  # of JSON, in a body; and what answers
         self._rate = RateLimit(config.rate, config.burst)
+        self._refused = RateLimit(REFUSED_RATE, REFUSED_BURST)  # bytes
         self._held = 0  # bytes of bodies
         self._hosts = [host.lower() for host in (*LOOPBACK, config.host, *config.hosts)] if loopback else ["*"]
 
@@ -111,9 +123,12 @@ class Entrance:
             visit.name = "" if token is None else token.name
             visit.span = tracing.begin(route, self._model, headers)
             if scope["method"] == "POST":
+                self._check_refused(client)
                 body = await self._body(headers, receive, visit)
                 if body is None:
                     return
+                self._check_refused(client)  # many may have been on their way at once
+                self._check_values(body)
                 receive = _once(body, receive)
             await self._app(scope, receive, send_secure)
         except Refusal as refusal:
@@ -129,9 +144,11 @@ class Entrance:
                 logs.say_fault(type(error).__name__, error=error)
         finally:
             self._held -= visit.held
+            if visit.read and 400 <= visit.status < 500 and visit.status not in (429, 499):  # the client's own fault
+                self._refused.take(client, visit.read, time.monotonic())
             left: Callable[[], bool] = scope.get("tanbr.left", lambda: False)
             told, status, seconds = route or "other", 499 if left() else visit.status, time.perf_counter() - started
-            self._metrics.request(told, status=status, seconds=seconds, texts=scope.get("tanbr.texts", 0))
+            self._metrics.request(told, status=status, seconds=seconds)
             if visit.span is not None:
                 tracing.end(visit.span, status)
             logs.say_request(
@@ -143,6 +160,12 @@ class Entrance:
         """Find the declared path that will answer, as the router does: the raw path may begin with a root path."""
         found = [(route.matches(scope)[0].value, getattr(route, "path", "")) for route in self._app.routes]
         return max([(Match.NONE.value, ""), *found], key=lambda one: one[0])[1]  # the first, if several match as well
+
+    def _check_refused(self, client: str) -> None:
+        """Refuse a client whose refused bodies were too many bytes, before more of its bodies are read or parsed."""
+        wait = self._refused.wait(client, time.monotonic(), cost=0.0)
+        if wait:
+            raise Refusal.later(429, "too many bytes of your last requests were refused; mend them", seconds=wait)
 
     def _check_head(self, headers: Headers, route: str, client: str) -> Token | None:
         if "host" in headers and not _named(headers["host"], self._hosts):
@@ -161,27 +184,44 @@ class Entrance:
         says = f"the body has more than {limit} bytes{allows('body_bytes')}"
         too_large = Refusal(413, says, headers={"connection": "close"})
         chunks: list[bytes] = []
-        read, more = 0, True
+        more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             chunk, more = message.get("body", b""), message.get("more_body", False)
-            read += len(chunk)
-            if read <= limit:
+            visit.read += len(chunk)
+            if visit.read <= limit:
                 if self._held + len(chunk) > HELD_BYTES:
                     raise Refusal.later(429, "too many large requests at once", seconds=1)
                 self._held += len(chunk)
                 visit.held += len(chunk)
                 chunks.append(chunk)
-            elif read > DRAINED * limit:
+            elif visit.read > DRAINED * limit:
                 raise too_large
-        if read > limit:
+        if visit.read > limit:
             raise too_large
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if read and kind != "application/json":
+        if visit.read and kind != "application/json":
             raise Refusal(415, f"send the body as application/json (got {kind[:60] or 'no content type'})")
         return b"".join(chunks)
+
+    def _check_values(self, body: bytes) -> None:
+        """Count values before any of them is made: a megabyte may hold half a million."""
+        if b"\0" in body:  # Python's parser would also read UTF-16, in which nothing can be counted
+            raise Refusal(400, "the body is not JSON in UTF-8")
+        if not holds_at_most(self._most_values, body):
+            says = f"the body holds more than {self._most_values} values; send it in several requests"
+            raise Refusal(413, says)
+
+
+def holds_at_most(most: int, body: bytes) -> bool:
+    """Count the strings, lists, objects and commas outside of strings, with nothing but searches through bytes."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
+    if plain.count(b'"') > 4 * most:  # a key and a value for each, at most
+        return False
+    outside = b"".join(plain.split(b'"')[::2])
+    return outside.count(b",") + outside.count(b"[") + outside.count(b"{") <= most
 
 
 def _once(body: bytes, receive: Receive) -> Receive:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,10 @@ class Metrics(Observer):
             collector(registry=self.registry)
         counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
         self._requests = counter("tanbr_http_requests", "Requests answered or refused", ["route", "status"])
-        self._seconds = histogram("tanbr_http_duration_seconds", "From head to answer", ["route"], buckets=TIMES)
+        self._seconds = [
+            histogram(name, "From head to answer", ["route"], buckets=TIMES)
+            for name in ("tanbr_http_duration_seconds", "tanbr_http_seconds")  # the second is the older name
+        ]
         self._batch = histogram("tanbr_batch_size", "Texts in a batch", buckets=SIZES)
         self._batch_seconds = histogram("tanbr_batch_seconds", "From a batch's forming to its answers", buckets=TIMES)
         self._merge = histogram("tanbr_merge_seconds", "Time a merge took", buckets=TIMES)
@@ -57,12 +61,13 @@ class Metrics(Observer):
         self._practice_seconds = counter("tanbr_practice_seconds", "Seconds of one core spent on practice")
         self.feedback_lost = False  # whether the last feedback could not be kept
 
-    def request(self, route: str, *, status: int, seconds: float, texts: int) -> None:
-        """Count a request with so many texts; `route` is one of a fixed set of names."""
+    def request(self, route: str, *, status: int, seconds: float) -> None:
+        """Count a request; `route` is one of a fixed set of names."""
         self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        for histogram in self._seconds:
+            histogram.labels(route).observe(seconds)
         if route in ANSWERS and status == 200:
-            self.latencies.add(seconds, texts=texts)
+            self.latencies.add(seconds)
 
     def batch(self, size: int, seconds: float) -> None:
         """Count a batch."""
@@ -179,38 +184,40 @@ class LatencyHistory:
     """The last hour's windows; one thread writes."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock, self._began = clock, clock()
-        self._past: dict[int, Window] = {}  # by number; where nothing was asked, there is none
-        self._open(0)
+        self._clock = clock
+        self._past: deque[Window] = deque(maxlen=WINDOWS)
+        self._open(clock())
 
-    def add(self, seconds: float, *, texts: int) -> None:
-        """Note one answered request, of so many texts."""
+    def add(self, seconds: float) -> None:
+        """Note one answered request."""
         self._turn()
         self._requests += 1
-        self._texts += texts
         if len(self._seconds) < SAMPLED:
             self._seconds.append(seconds)
+
+    def add_texts(self, count: int) -> None:
+        """Note how many texts were answered."""
+        self._turn()
+        self._texts += count
 
     def windows(self) -> list[Window]:
         """All windows, oldest first; the last is still open."""
         self._turn()
-        last, known = self._number, self._past | {self._number: self._window()}
-        times = {n: self._began + n * WINDOW_SECONDS for n in range(max(0, last - WINDOWS), last + 1)}
-        return [known.get(n) or Window(began, 0, 0, np.nan, np.nan) for n, began in times.items()]
+        return [*self._past, self._window()]
 
-    def _open(self, number: int) -> None:
-        self._number, self._requests, self._texts = number, 0, 0
+    def _open(self, began: float) -> None:
+        self._began, self._requests, self._texts = began, 0, 0
         self._seconds: list[float] = []
 
     def _turn(self) -> None:
-        """Close the window whose time is over."""
-        number = int((self._clock() - self._began) // WINDOW_SECONDS)
-        if number > self._number:
-            self._past[self._number] = self._window()
-            self._past = {n: window for n, window in self._past.items() if n >= number - WINDOWS}
-            self._open(number)
+        """Close the windows whose time is over; where nothing was asked, there are empty ones."""
+        over = int((self._clock() - self._began) // WINDOW_SECONDS)
+        if over > WINDOWS:  # more than an hour without a question: none of it is shown
+            self._open(self._began + (over - WINDOWS) * WINDOW_SECONDS)
+        for _ in range(min(over, WINDOWS)):
+            self._past.append(self._window())
+            self._open(self._began + WINDOW_SECONDS)
 
     def _window(self) -> Window:
         p50, p99 = np.percentile(self._seconds, [50, 99]) * 1e3 if self._seconds else (np.nan, np.nan)
-        began = self._began + self._number * WINDOW_SECONDS
-        return Window(began, self._requests, self._texts, float(p50), float(p99))
+        return Window(self._began, self._requests, self._texts, float(p50), float(p99))

@@ -15,6 +15,7 @@ from tanbr.serve.relay import TANBR, Call
 from tanbr.serve.web.bodies import Sent, one_of
 from tanbr.serve.web.completions import STREAMED
 from tanbr.serve.web.config import HttpConfig
+from tanbr.serve.web.metrics import LatencyHistory
 from tanbr.serve.web.refusals import Refusal, allows
 from tanbr.serve.web.service_api import ServiceApi, Stream, Workers, settled
 
@@ -30,7 +31,7 @@ def expert_ids(info: ServiceInfo) -> dict[str, int]:
     return found
 
 
-def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig) -> None:
+def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
     """Add the routes of a service whose requests go to an engine."""
     info, seconds, loading = service.info, config.answer_seconds, Workers("loading of experts", threads=1, waiting=8)
     experts = expert_ids(info)
@@ -78,7 +79,7 @@ def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig) -> None:
                 answering = await loading.run(lambda: service.relay(call, task=body.task))
         except InputError as error:
             raise Refusal(404 if not call.chosen else 422, str(error), param="model") from None
-        request.scope["tanbr.texts"] = len(prompts) * n
+        latencies.add_texts(len(prompts) * n)
         if stream is not None:
             return await stream.response(answering, shown=lambda event: event, rest=lambda last: [last] if last else [])
         done = await settled(answering, receive=request.receive, seconds=seconds)
