@@ -69,9 +69,9 @@ def test_kept_posterior_does_not_drift_from_a_fresh_one():
     assert np.abs(fresh.gain - state.posterior.gain).max() < bound
 
 
-def see(watch, z, *, threshold=12.0):
+def see(watch, z, *, slot=0, threshold=12.0):
     """One slot of standardised errors, the variance of a change being three times that of a reward."""
-    return watch.weighed(np.array(z, dtype=float), np.ones(len(z)), shift=3.0, threshold=threshold)
+    return watch.weighed(np.array(z, dtype=float), np.ones(len(z)), shift=3.0, slot=slot, threshold=threshold)
 
 
 def test_while_nothing_changes_alarms_are_as_rare_as_the_theory_says():

@@ -16,6 +16,7 @@ from tanbr.router.known import Known, Rules
 from tanbr.router.panel import Readings
 from tanbr.router.shell import Question
 from tanbr.router.simplex import first_best
+from tanbr.router.watch import Watch
 from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TreeView
 
 FITS = (80, 160, 320, 640, 1280)  # told slots after which the kernel is fitted: earlier, a fit calls the map flat
@@ -90,11 +91,17 @@ class DefaultPolicy(Rules):
             pool = state.posterior
             mean, variance = gp.predicted(self.prior, pool, blend, counts)
             watch, changed = state.watch.weighed(
-                reward - mean, variance, shift=pool.variance, threshold=self.config.change
+                reward - mean, variance, shift=pool.variance, slot=state.slots, threshold=self.config.change
             )
-            left = 1.0 - len(changed) / self.sizes.tasks
-            pool = gp.forget_tasks(self.prior, pool, changed) if len(changed) else pool
-            state = replace(state, watch=watch, posterior=pool, told=state.told * left)
+            state = replace(state, watch=watch)
+            if len(changed) and watch.together(state.slots):  # start over, but for the noise
+                pool = replace(gp.start(self.prior, pool.points), noise=pool.noise)
+                watch = replace(Watch.start(self.sizes.tasks), changes=watch.changes)
+                state = replace(state, posterior=pool, watch=watch, told=0.0, slots=0)
+            elif len(changed):
+                left = 1.0 - len(changed) / self.sizes.tasks
+                pool = gp.forget_tasks(self.prior, pool, changed)
+                state = replace(state, posterior=pool, told=state.told * left)
         return replace(state, posterior=gp.observe(self.prior, state.posterior, blend, reward, counts))
 
     def _counted(self, state: Known) -> Known:

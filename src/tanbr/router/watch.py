@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tanbr.types import FloatArray, lock
 
 OUTLIER = 9.0  # z² above which a reward no longer says anything about a task's usual noise: three deviations
+TOGETHER = 50  # slots within which changes of several tasks are taken to be one of the model
 FIRST = 20.0  # rewards that the fit's word is worth: as many as make a mean z² sure to a third
 
 
@@ -32,6 +33,7 @@ class Watch:
     squares: FloatArray  # (V,) sum of z² since the last fit, and
     seen: FloatArray  # (V,) of how many rewards
     changes: NDArray[np.int64]  # (V,) how often a task was found changed
+    last: NDArray[np.int64]  # (V,) told slots when it last was, a long time ago if never
 
     def __post_init__(self) -> None:
         lock(self)
@@ -40,7 +42,7 @@ class Watch:
     def start(cls, tasks: int) -> "Watch":
         """Nothing was seen yet."""
         none = np.zeros(tasks)
-        return cls(none, none, none, none.astype(np.int64))
+        return cls(none, none, none, none.astype(np.int64), np.full(tasks, -TOGETHER))
 
     def begun(self) -> "Watch":
         """Let the evidence start from nothing, after what the variances rest on was fitted."""
@@ -48,7 +50,7 @@ class Watch:
         return replace(self, evidence=none, squares=none, seen=none)
 
     def weighed(
-        self, error: FloatArray, variance: FloatArray, *, shift: float, threshold: float
+        self, error: FloatArray, variance: FloatArray, *, shift: float, slot: int, threshold: float
     ) -> tuple["Watch", NDArray[np.intp]]:
         """Weigh errors r − m (V,), NaN where unseen, against variances s² (V,); c² is `shift`, h `threshold`.
 
@@ -67,5 +69,11 @@ class Watch:
             squares=np.where(changed, 0.0, self.squares + np.minimum(squared, OUTLIER)),
             seen=np.where(changed, 0.0, self.seen + seen),
             changes=self.changes + changed,
+            last=np.where(changed, slot, self.last),
         )
         return after, np.flatnonzero(changed)
+
+    def together(self, slot: int) -> bool:
+        """Whether a quarter of the tasks, two at least, changed within `TOGETHER` slots: then the model has."""
+        tasks = len(self.last)
+        return int((self.last > slot - TOGETHER).sum()) >= max(tasks / 4, min(tasks, 2))

@@ -66,7 +66,7 @@ PRACTISED = (  # what is switched off, or made less of, where blends are practis
 )  # fmt: skip
 PARTS = (  # of the default router, each as it is switched off
     "choose.CLIMB_ROUNDS=0", "choose.SNAP=1e-6", "beta=0;known.BETA_FLOOR=0", "choose.OPEN_REACH=1e-6",
-    "choose.MARGIN=-1", "default.FITS=[]", "known.LIFT=0", "gp.LIFT_DEVIATION=1e-6", "change=0",
+    "choose.MARGIN=-1", "default.FITS=[]", "known.LIFT=0", "gp.LIFT_DEVIATION=1e-6", "change=0", "watch.TOGETHER=0",
 )  # fmt: skip
 
 
