@@ -36,9 +36,6 @@ class Terms:
     node: int = -1  # the tree's name for the node (`TreeView.node`), -1 when the blend is no node of it
     depth: int = 0  # h of that node
     candidates: int = 1  # how many blends were compared
-    baseline: float = 0.0  # predicted reward of the baseline; this and the next two are 0 where a router has none
-    least_gain: float = 0.0  # what the blend is charged with: its gain over the baseline, if it goes badly
-    balance: float = 0.0  # what exploration may be expected to cost from then on, that blend not yet paid
     evidence: float = 0.0  # for a change of some task's rewards: logarithm of a Bayes factor, the highest of all
     suspect: int = -1  # that task, -1 where nothing speaks for a change
     changes: int = 0  # times that a task was found changed, and its rewards of before forgotten
@@ -140,19 +137,6 @@ class SlotRecord:
         return float(np.average(self.reward[seen], weights=self.counts[seen]))
 
 
-@dataclass(frozen=True)
-class Account:
-    """What exploration has cost and may cost, in plain numbers; rewards are summed over slots."""
-
-    slots: int  # told
-    explored: int  # of them, off the baseline
-    swaps: int  # times the chosen blend was another than the one before
-    baseline: float  # what the baseline is expected to have earned in the told slots
-    gain: float  # what leaving it is expected to have earned beyond that; below 0: what it has cost
-    budget: float  # the most that it may be expected to cost
-    balance: float  # gain + budget; below 0 the baseline is served
-
-
 @dataclass(frozen=True, eq=False)
 class TreeView:
     """A snapshot of the search tree, one row per node; row 0 is the root and parents come before children."""
@@ -174,7 +158,7 @@ class TreeView:
 class Router(Protocol):
     """What every router must do, yours too; `tanbr.router.contract` checks it.
 
-    `warm_start`, `decline`, `explain`, `account`, `tree`, `open`, `save`, `load` and `fork` are looked for where they
+    `warm_start`, `decline`, `explain`, `tree`, `open`, `save`, `load` and `fork` are looked for where they
     are used; `tanbr.router.Tanbr` has them all.
     """
 

@@ -42,10 +42,10 @@ def test_a_file_does_not_import_what_it_names_as_merge_method(tmp_path: Path, mo
 
 def test_a_file_is_laid_over_another_configuration_field_by_field(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text("[pretrain]\nsteps = 7\n[router.default]\nbeta = 1.5\n")
-    base = settings.parse({"pretrain": {"batch": 6}, "router": {"default": {"budget": 0.5}}})
+    base = settings.parse({"pretrain": {"batch": 6}, "router": {"default": {"change": 5.0}}})
     loaded = settings.load(tmp_path / "t.toml", over=base)
     assert (loaded.pretrain.steps, loaded.pretrain.batch) == (7, 6)
-    assert (loaded.router.default.beta, loaded.router.default.budget) == (1.5, 0.5)
+    assert (loaded.router.default.beta, loaded.router.default.change) == (1.5, 5.0)
 
 
 def test_the_defaults_as_toml_read_back_equal_and_say_what_each_field_is(tmp_path: Path) -> None:

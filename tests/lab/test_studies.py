@@ -32,14 +32,14 @@ def test_rewards_lie_between_0_and_1_and_no_blend_beats_the_best(family: str) ->
 
 
 def test_the_regret_study_tells_routers_apart_and_keeps_its_runs(tmp_path: Path) -> None:
-    names = "tanbr,tanbr:budget=1;change=0,random"
+    names = "tanbr,tanbr:beta=1;change=0,random"
     regret.main(["--quick", "--mixes", "fixed", "--routers", names, "--out", str(tmp_path / "r.json")])
     runs = json.loads((tmp_path / "r.json").read_text())["runs"]
     mean = {name: np.mean([run["mean"] for run in runs if run["router"] == name]) for name in names.split(",")}
     assert mean["tanbr"] < mean["random"]
     assert (tmp_path / "r.md").read_text().count("| random |") == 1
-    with pytest.raises(ConfigError, match="unknown router 'nucb:budget=1'"):
-        played("nucb:budget=1", World(Scenario("bumps", "fixed", 0, slots=3)))
+    with pytest.raises(ConfigError, match="unknown router 'nucb:beta=1'"):
+        played("nucb:beta=1", World(Scenario("bumps", "fixed", 0, slots=3)))
 
 
 def test_parts_of_the_router_can_be_switched_off_on_maps_and_on_requests(tmp_path: Path) -> None:

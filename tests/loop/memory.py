@@ -125,7 +125,7 @@ class Memory:
 class Steady:
     """Traffic that holds one mix."""
 
-    learns, confusion, tasks = False, np.eye(V), ("first", "second")
+    confusion, tasks = np.eye(V), ("first", "second")
 
     def __init__(self) -> None:
         self.closed = 0

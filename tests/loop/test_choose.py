@@ -6,15 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loop.memory import EVEN, MIX, ONE, TWO, Memory, Scripted, V, opened
+from loop.memory import EVEN, MIX, ONE, TWO, K, Memory, Scripted, V, opened
 from tanbr.errors import ConfigError
-from tanbr.loop.choose import Pin, StartBlend, best_known
-from tanbr.loop.slot import Phase, Reason, Version, worth
+from tanbr.loop.choose import Pin, StartBlend
+from tanbr.loop.learner import Learner
+from tanbr.loop.slot import Choice, Phase, Reason
 from tanbr.loop.turn import turn
+from tanbr.router import Tanbr
+from tanbr.router.config import RouterConfig
 from tanbr.router.panel import Readings
 from tanbr.types import FloatArray
 
-HALF = np.full(2, 0.5)
 NOTHING = np.empty((0, 0))
 
 # --- the start blend --------------------------------------------------------------------------------------------------
@@ -88,44 +90,28 @@ def test_a_pin_is_served_slot_after_slot() -> None:
 
 
 @pytest.mark.parametrize("models", [1, 2])
-def test_a_careful_loop_waits_for_rewards_learns_and_goes_back_to_the_best_known(models: int) -> None:
-    world, router = Memory(), Scripted(np.array([ONE, TWO]))
+@pytest.mark.parametrize("tanbr", [True, False])
+def test_a_careful_loop_waits_for_rewards_learns_and_serves_what_is_best_without_optimism(
+    models: int, tanbr: bool
+) -> None:
+    """A router that cannot say what is best so far leaves the start blend."""
+    world = Memory()
+    router = Tanbr(K, V, config=RouterConfig().of_requests()) if tanbr else Scripted(np.array([ONE, TWO]))
     learner = opened(world, router, models=models, explore="careful", patience=2)
     reasons = []
     for slot in range(8):
         reasons.append(learner.slot.reason)
         if slot in (1, 2):
-            for place in range(len(learner.slot.versions)):
+            for place, blend in enumerate(learner.slot.blends):
                 for task in range(V):
-                    world.give(slot, 0.2 if slot == 2 else 0.9, 30, task=task, place=place)
+                    world.give(slot, 0.2 + 0.6 * blend[task], 30, task=task, place=place)
         learner = turn(learner, world)
-    assert reasons == [Reason.START] * 2 + [Reason.CHOSEN] * 4 + [Reason.BEST] * 2
-    assert learner.slot.versions == (1,)  # the start blend, which earned more
+    assert reasons == [Reason.START] * 2 + [Reason.CHOSEN] * 4 + [Reason.BEST if tanbr else Reason.START] * 2
     assert learner.phase is Phase.WAITING
+    if tanbr:
+        best = router_of(learner).suggest(learner.forecast, models=models, confusion=np.eye(V), optimism=0.0)
+        assert learner.slot.blends.tolist() == Choice.panel(best.blends, best.estimates, Reason.BEST).blends.tolist()
 
 
-# --- the best known versions ------------------------------------------------------------------------------------------
-
-FIRST = Version(1, ONE, np.array([45.0, 5.0]), np.full(2, 50.0))
-SECOND = Version(2, TWO, np.array([0.0, 48.0]), np.array([0.0, 50.0]))  # never rewarded for the first task
-THIRD = Version(3, MIX, np.full(2, 35.0), np.full(2, 50.0))
-
-
-@pytest.mark.parametrize(
-    ("known", "mix", "models", "versions"),
-    [
-        ([FIRST, SECOND, THIRD], HALF, 2, (1, 2)),
-        ([FIRST, SECOND, THIRD], HALF, 1, (3,)),
-        ([FIRST, SECOND], TWO, 1, (2,)),
-        ([SECOND, THIRD], MIX[::-1], 1, (3,)),  # however good the other is at its only task
-        ([SECOND], HALF, 2, None),
-        ([FIRST, replace(SECOND, blend=ONE)], HALF, 2, (2,)),  # a blend that was merged twice is one model
-    ],
-)
-def test_the_best_known_panel_was_rewarded_for_every_task_of_the_mix(
-    known: list[Version], mix: FloatArray, models: int, versions: tuple[int, ...] | None
-) -> None:
-    best = best_known(known, mix, models)
-    assert (best and best.versions) == versions
-    assert worth([FIRST, SECOND], HALF) == pytest.approx(0.5 * 0.9 + 0.5 * 0.96)  # each task at its best model
-    assert np.isnan(worth([SECOND], HALF))
+def router_of(learner: Learner) -> Any:
+    return learner.router

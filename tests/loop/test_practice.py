@@ -151,6 +151,7 @@ def test_nothing_is_tried_on_users_once_there_is_practice() -> None:
     decision = router.ask(np.full(V, 1 / V))
     assert decision.why.uncertainty == 0.0  # no optimism
     router.tell(decision, np.zeros(V), np.full(V, 64.0))  # what is served teaches nothing by itself
+    router.warm_start(np.eye(K), np.ones((K, V)), np.full((K, V), 64.0))  # nor what came late, or was held back
     again = router.ask(np.full(V, 1 / V))
     np.testing.assert_array_equal(again.blends, decision.blends)
 

@@ -319,8 +319,6 @@ def test_observing_changes_nothing_in_the_value_and_shows_the_guard_the_open_slo
 class Pupil(Steady):
     """Notes what it is taught; believes firmly that "sure" is of the first task, and nothing of other texts."""
 
-    learns = True
-
     def __init__(self) -> None:
         super().__init__()
         self.taught: tuple[tuple[str, str], ...] = ()

@@ -1,4 +1,4 @@
-"""The monitor as its users meet it: the contract of every method, then what the sketches find."""
+"""The monitor as its users meet it: the contract, then what is found."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,10 +35,9 @@ def held(monitor: Monitor, folder: Path) -> dict[str, list[Any]]:
 
 
 def grow(monitor: Monitor, seed: int) -> SlotMix:
-    """Let a monitor see a slot, and learn if it does."""
+    """Let a monitor see a slot, and learn."""
     monitor.observe(traffic(MIX, seed))
-    if monitor.learns:
-        monitor.learn(*history(20, seed=seed))
+    monitor.learn(*history(20, seed=seed))
     return monitor.close_slot()
 
 
@@ -50,10 +49,10 @@ def check_mix(closed: SlotMix) -> None:
     assert 0 <= closed.unknown <= 1
 
 
-# --- the contract of monitors, whatever the method, taught or not -----------------------------------------------------
+# --- the contract of monitors, taught or not --------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[taught, lambda: Monitor(TASKS), lambda: Monitor(TASKS, "clusters")])
+@pytest.fixture(params=[taught, lambda: Monitor(TASKS)])
 def fresh(request: pytest.FixtureRequest) -> Fresh:
     made: Fresh = request.param
     return made
@@ -110,11 +109,10 @@ def test_a_saved_monitor_resumes_bit_for_bit(fresh: Fresh, tmp_path: Path) -> No
     for seed in range(3):
         grow(monitor, seed)
     monitor.observe(traffic({"weather": 30}, 9))
-    if monitor.learns:
-        monitor.learn(*history(2, seed=5))  # not yet in the fit: too few
+    monitor.learn(*history(2, seed=5))  # not yet in the fit: too few
     monitor.save(tmp_path / "state.npz")
     resumed = Monitor.load(tmp_path / "state.npz", config=monitor.config)
-    assert (resumed.tasks, resumed.method, resumed.config) == (monitor.tasks, monitor.method, monitor.config)
+    assert (resumed.tasks, resumed.config) == (monitor.tasks, monitor.config)
     for seed in range(10, 13):
         requests = traffic({"weather": 50, "pair": 20}, seed)
         assert np.array_equal(resumed.observe(requests), monitor.observe(requests))
@@ -131,21 +129,18 @@ def test_bad_input_is_refused_and_changes_nothing(fresh: Fresh, tmp_path: Path) 
     with pytest.raises(InputError, match="put it in a list"):
         monitor.observe("a")
     with pytest.raises(InputError, match="recognised by this monitor, over 3 tasks"):
-        monitor.count(Monitor(["one"], monitor.method).snapshot().recognise(["a"]))
-    refusal = "unknown task 'nonsense'" if monitor.learns else "does not learn from labels"
-    with pytest.raises(InputError, match=refusal):
+        monitor.count(Monitor(["one"]).snapshot().recognise(["a"]))
+    with pytest.raises(InputError, match="unknown task 'nonsense'"):
         monitor.learn(["a", "b"], [monitor.tasks[0], "nonsense"])
-    with pytest.raises(InputError, match="one length" if monitor.learns else refusal):
+    with pytest.raises(InputError, match="one length"):
         monitor.learn(["a"], [])
     assert held(monitor, tmp_path) == before
 
 
-def test_tasks_and_methods_that_cannot_be() -> None:
+def test_tasks_that_cannot_be() -> None:
     for tasks in ([], "abc", ["a", "a"]):
         with pytest.raises(InputError, match="distinct names"):
             Monitor(tasks)
-    with pytest.raises(InputError, match="unknown method"):
-        Monitor(TASKS, "magic")  # type: ignore[arg-type]
 
 
 # --- what is found ----------------------------------------------------------------------------------------------------
@@ -286,13 +281,11 @@ def test_the_mix_is_the_prior() -> None:
 # --- states that are none ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["sketch", "clusters"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_state_that_somebody_made_up_is_refused_or_works(method: Any, tmp_path: Path) -> None:
+def test_a_state_that_somebody_made_up_is_refused_or_works(tmp_path: Path) -> None:
     """Whole files, right checksum, wrong values."""
-    monitor, rng, refused = Monitor(TASKS, method), np.random.default_rng(0), 0
-    if monitor.learns:
-        monitor.learn(*history(4))
+    monitor, rng, refused = Monitor(TASKS), np.random.default_rng(0), 0
+    monitor.learn(*history(4))
     monitor.observe(traffic({"weather": 20, "question": 20, "pair": 20}, 0))
     monitor.close_slot()
     monitor.observe(traffic({"weather": 5}, 3))
@@ -324,5 +317,3 @@ def test_a_monitor_of_more_tasks_in_another_order_recalls_what_the_old_one_knew(
     new.learn(make("weather", 5, 9), ["weather"] * 5)  # the old one knows better
     whole.learn(texts, tasks)
     assert held(new.recalling(old), tmp_path) == held(whole, tmp_path)
-    clusters = Monitor(("one", "two"), "clusters")
-    assert held(new.recalling(clusters), tmp_path) == held(new, tmp_path)

@@ -105,7 +105,6 @@ def played(router, slots, *, moved, seed=0):
 def quick(monkeypatch):
     """A router that fits its kernel, and so begins to watch, after 30 slots."""
     monkeypatch.setattr(default, "FITS", (30,))
-    monkeypatch.setattr(default, "EARLY_FITS", ())
     return lambda **settings: Tanbr(3, 2, seed=0, config={"default": settings})
 
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tanbr.router import gp
-from tanbr.router.gp import CENTRE, MEAN_VARIANCE, WIDTH, Evidence, Prior, correlation, tasks_correlation
+from tanbr.router.gp import CENTRE, MEAN_VARIANCE, WIDTH, Evidence, Prior, correlation
 
 K, V = 4, 3
 PRIOR = Prior(tasks=V, noise=0.05**2, variance=0.08, variances=(0.08, 0.15), lift=0.4)
 TAUGHT = replace(PRIOR, own=np.eye(4)[[1, 3, 0]])
-AROUND = replace(PRIOR, even=True)
+AROUND = replace(PRIOR, own=np.full((3, 4), 0.25))
 
 
 def lifted(points):
@@ -56,7 +56,7 @@ def rows(seed, slots, *, unseen, counted):
 def told(prior, points, *columns):
     state = gp.start(prior, points)
     for row in zip(*columns, strict=True):
-        state, _ = gp.observe(prior, state, *row)
+        state = gp.observe(prior, state, *row)
     return state
 
 
@@ -75,7 +75,7 @@ def test_posterior_is_the_textbooks_whatever_is_unseen_counted_or_lifted(seed, u
 def test_one_matrix_serves_all_tasks_until_one_is_unseen_and_no_state_is_written_to():
     blends, rewards, counts, points = rows(0, 10, unseen=0.0, counted=False)
     before = told(PRIOR, points, blends, rewards, counts)
-    after, _ = gp.observe(PRIOR, before, blends[0], np.array([0.5, np.nan, 0.5]), np.array([1.0, 0.0, 1.0]))
+    after = gp.observe(PRIOR, before, blends[0], np.array([0.5, np.nan, 0.5]), np.array([1.0, 0.0, 1.0]))
     assert (len(before.inverse), len(after.inverse)) == (1, V)
     with pytest.raises(ValueError, match="read-only"):
         before.mean[0] = 0.0
@@ -110,32 +110,7 @@ def test_forgotten_tasks_are_as_if_never_told():
     np.testing.assert_allclose(nothing.mean, 0.5)
 
 
-ARMS, NOISE, MANY = 60, 0.05, 6
-
-
-def signalled(signal, *, unseen=0.0):
-    """A posterior that was told signal (ARMS, MANY), or a function of the arms, around each task's own level."""
-    rng, prior = np.random.default_rng(0), replace(PRIOR, tasks=MANY)
-    level, error = rng.uniform(0.3, 0.7, MANY), NOISE * rng.normal(size=(ARMS, MANY))
-    counts = (rng.random((ARMS, MANY)) >= unseen).astype(float)
-    arms = rng.dirichlet(np.ones(K), size=ARMS)
-    rewards = level + (signal(arms) if callable(signal) else signal) + error
-    return prior, told(prior, np.eye(K), arms, np.where(counts > 0, rewards, np.nan), counts)
-
-
-def drawn(*shape):
-    return 0.2 * np.random.default_rng(1).normal(size=shape)
-
-
-# an estimate from 60 arms and 15 pairs of tasks has a standard error of about 1/√(60·15) = .03 around 0
-@pytest.mark.parametrize("unseen", [0.0, 0.5])
-def test_tasks_that_rise_and_fall_together_are_told_from_those_that_do_not(unseen):
-    alone, shared = drawn(ARMS, MANY), drawn(ARMS, 1)
-    assert tasks_correlation(*signalled(alone, unseen=unseen)) < 0.25
-    assert tasks_correlation(*signalled(shared + 0 * alone, unseen=unseen)) > 0.9
-    half = np.sqrt(0.5) * (shared + alone)
-    assert tasks_correlation(*signalled(half, unseen=unseen)) == pytest.approx(0.5, abs=0.2)
-    assert tasks_correlation(*signalled(np.zeros((ARMS, MANY)))) == gp.CORRELATION  # noise says nothing
+ARMS = 60
 
 
 @pytest.fixture(params=[0.0, 0.5], ids=["all seen", "half unseen"])
@@ -154,13 +129,11 @@ def risen(request):
 
 
 @pytest.mark.parametrize("lift", [0.0, 0.05, 0.3, 0.7])
-def test_the_lift_is_learned_early_and_late_and_rather_too_high_than_too_low(risen, lift):
+def test_the_lift_is_learned_and_rather_too_high_than_too_low(risen, lift):
     prior, state = risen(lift)
     assert state.lift == 0.4
-    for fit in (gp.refit_early, gp.refit):
-        after = fit(prior, state)
-        _, best, error = Evidence(prior, state)(after.width, after.noise, after.variance)
-        assert error < 0.1  # what was expected of it has .2
-        assert best == pytest.approx(lift, abs=4 * error)
-        assert after.lift == max(best, min(best + 2 * error, 0.4))
-    assert gp.start_over(prior, after).lift == 0.4
+    after = gp.refit(prior, state)
+    _, best, error = Evidence(prior, state)(after.width, after.noise, after.variance)
+    assert error < 0.1  # what was expected of it has .2
+    assert best == pytest.approx(lift, abs=4 * error)
+    assert after.lift == max(best, min(best + 2 * error, 0.4))

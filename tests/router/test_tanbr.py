@@ -95,7 +95,7 @@ def test_warm_start_teaches_by_counts_before_the_first_ask():
     cold, warm = Tanbr(K, V, seed=1), Tanbr(K, V, seed=1)
     blends = np.random.default_rng(0).dirichlet(np.ones(K), size=60)
     warm.warm_start(blends, np.array([toy_reward(x) for x in blends]))
-    rewards = [np.mean([toy_reward(x)[0] for x in play(r, 25)]) for r in (cold, warm)]
+    rewards = [np.mean([toy_reward(x)[0] for x in play(r, 12)]) for r in (cold, warm)]
     assert rewards[1] > rewards[0] + 0.1
     few, many = (Tanbr(3, 2, seed=0) for _ in range(2))
     few.warm_start(np.eye(3), np.full((3, 2), 0.9))
@@ -106,7 +106,7 @@ def test_warm_start_teaches_by_counts_before_the_first_ask():
 
 
 OTHER = {  # another value of every setting of the default mode
-    "beta": 3.0, "own_experts": (3, 2, 1, 0), "baseline": "even", "budget": 0.5, "change": 5.0,
+    "beta": 3.0, "own_experts": (3, 2, 1, 0), "baseline": "even", "change": 5.0,
     "task_groups": (0, 1, 0, 1),
 }  # fmt: skip
 
@@ -182,18 +182,3 @@ def test_states_with_odd_arrays_or_headers_are_refused(tmp_path):
         write_state(path, {**header, "open": [{**held, **odd}]}, arrays)
         with pytest.raises(StateError, match="does not fit"):
             Tanbr.load(path)
-
-
-def test_a_state_with_the_tree_that_the_default_mode_had_goes_on_without_it(tmp_path):
-    new, path = taught(K, V), tmp_path / "state.npz"
-    play(new, 30)
-    new.save(path)
-    header, arrays = read_state(path)
-    header["settings"]["config"]["default"]["room"] = 20
-    for name in ("points", "cross", "mean", "gain"):
-        rows = arrays[f"posterior.{name}"]
-        arrays[f"posterior.{name}"] = np.concatenate([rows, np.zeros((20, *rows.shape[1:]))])
-    write_state(path, header, arrays | {"tree.used": np.zeros(20, dtype=bool), "tree.blend": np.zeros((20, K))})
-    blends = [play(one, 10, seed=1) for one in (new, Tanbr.load(path), taught(K, V).resumed(path))]
-    assert np.array_equal(blends[0], blends[1])
-    assert np.array_equal(blends[0], blends[2])

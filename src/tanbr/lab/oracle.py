@@ -20,7 +20,7 @@ class Told:
     def recognise(self, texts: Sequence[Text]) -> Recognition:
         """Recognise requests."""
         keys, known = np.arange(len(texts), dtype=np.uint64), self.posteriors(texts)
-        return Recognition(keys, known, np.zeros(len(texts)), np.zeros((len(texts), 0)), informed=True)
+        return Recognition(keys, known, np.zeros(len(texts)), informed=True)
 
 
 class Oracle:

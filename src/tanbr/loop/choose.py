@@ -1,16 +1,15 @@
-"""What is served without asking the router: what an operator pinned, the start blend, the best known versions."""
+"""What is served without asking the router: what an operator pinned, and the start blend."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from tanbr.errors import ConfigError, InputError
-from tanbr.loop.slot import Choice, Reason, Version, worth
 from tanbr.router.panel import Readings, chosen, proportional_panel
 from tanbr.router.simplex import Sizes, keep_largest
-from tanbr.types import Blend, FloatArray, TaskMix, as_blend
+from tanbr.types import Blend, FloatArray, as_blend
 
 NEAR = 0.05  # two start blends whose weights differ by no more in all are not worth a merge
 
@@ -70,17 +69,3 @@ class StartBlend:
             if far.min() <= NEAR:
                 blends[far.argmin()] = old
         return blends, estimates
-
-
-def best_known(versions: Sequence[Version], mix: TaskMix, models: int) -> Choice | None:
-    """Serve the versions that together have earned most for a mix (V,); None if a task of it was never rewarded."""
-    if models == 1:
-        versions = [version for version in versions if np.isfinite(worth([version], mix))]
-    if not versions or not np.isfinite(worth(versions, mix)):
-        return None
-    earned = np.array([np.nan_to_num(version.means) for version in versions])
-    rows = sorted(set(chosen(earned, Readings.of(mix), min(models, len(versions))).tolist()))
-    best, note = [versions[row] for row in rows], "no rewards any more: the best known blend"
-    choice = Choice.panel(np.array([version.blend for version in best]), earned[rows], Reason.BEST, note)
-    numbers = {version.blend.tobytes(): version.number for version in best}  # a blend may have been merged twice
-    return replace(choice, versions=tuple(numbers[blend.tobytes()] for blend in choice.blends))

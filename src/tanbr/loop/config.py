@@ -28,7 +28,7 @@ class LoopConfig(Section):
     explore: Literal["never", "careful", "always"] = "careful"
     """When the router may leave the start blend; careful while rewards come, always from the first slot."""
     patience: int = Field(default=20, ge=1)
-    """Slots without rewards after which a careful server leaves off exploring and serves the best known blend."""
+    """Slots without rewards after which a careful server leaves off exploring and serves what is best so far."""
     hold_back: float = Field(default=0.0, ge=0, le=1)
     """Share of slots that serve the start blend, to see what learning is worth; a fifth of it once learning pays."""
     keep_versions: int = Field(default=20, ge=2)

@@ -1,6 +1,5 @@
 """What a slot serves, and what is known of the merge versions it may serve: plain frozen values."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -25,7 +24,7 @@ class Reason(StrEnum):
 
     CHOSEN = "chosen"  # by the router
     START = "start"  # the start blend: there are no rewards (yet, or any more), or nothing is to be explored
-    BEST = "best"  # the best known blend: rewards have stopped
+    BEST = "best"  # what is expected to be best, without optimism: rewards have stopped
     HELD_BACK = "held back"  # the start blend, by the toss of a coin: to compare with
     KEPT = "kept"  # the old blend: the guard refused the new ones
     PINNED = "pinned"  # by an operator
@@ -43,20 +42,6 @@ class Version:
     sums: FloatArray  # (V,) of rewards
     counts: FloatArray  # (V,)
     good: bool = True  # False: it was refused while it answered, and is not served again
-
-    @property
-    def means(self) -> FloatArray:
-        """Mean reward per task (V,); NaN where a task has less than one reward."""
-        return np.where(self.counts >= 1, self.sums / np.maximum(self.counts, 1.0), np.nan)
-
-
-def worth(versions: Sequence[Version], mix: TaskMix) -> float:
-    """Reward for a mix (V,) if each task goes to the version that earned most with it; NaN if one was never earned."""
-    there = mix > 1e-3
-    means = np.array([version.means for version in versions])[:, there]
-    if np.isnan(means).all(axis=0).any():
-        return float("nan")
-    return float(mix[there] @ np.nanmax(means, axis=0) / mix[there].sum())
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ def teach_monitor(monitor: Any, world: World[P], rows: Sequence[Given], trust: T
     What it does not believe itself, it takes from a client that leads (or is nobody in particular), or from several.
     """
     rows = [row for row in rows if row.source == "labels" and row.task is not None and trust.of(row.client) > 0.5]
-    if not rows or not getattr(monitor, "learns", False):
+    if not rows or not hasattr(monitor, "learn"):
         return
     texts = world.texts([row.id for row in rows])
     rows = [row for row in rows if row.id in texts]

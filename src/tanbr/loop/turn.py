@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.loop.choose import Pin, best_known
+from tanbr.loop.choose import Pin
 from tanbr.loop.guard import Guard, Refused
 from tanbr.loop.holdback import tossed
 from tanbr.loop.learner import Learner, Rules, begun, fork
@@ -110,10 +110,11 @@ def _choose(learner: Learner, kept: Choice | None) -> Choice:
     held = chance is not None and tossed(rules.seed, learner.slot.number + 1, chance)
     if phase is Phase.LEARNING and not held:
         return replace(_asked(learner), chance=chance)
-    if phase is Phase.WAITING and learner.rewarded is not None:
-        best = best_known(learner.good, mix, rules.models)
-        if best is not None:
-            return best
+    router: Any = learner.router
+    if phase is Phase.WAITING and learner.rewarded is not None and getattr(router, "practises", False):
+        confusion = learner.monitor.confusion if rules.models > 1 else None
+        known = router.suggest(mix, models=rules.models, confusion=confusion, optimism=0.0)
+        return Choice.panel(known.blends, known.estimates, Reason.BEST, "no rewards any more: what is best so far")
     served = np.empty((0, 0)) if kept is None or held else kept.blends
     readings = Readings.of(mix, learner.monitor.confusion if rules.models > 1 else None)
     blends, estimates = rules.start(readings, served, models=rules.models)

@@ -37,7 +37,6 @@ SURFACE = (
     "first text ends with a mark",
     "second text ends with a mark",
 )
-COARSE = (0, 1, 2, 4, 5, 7, 8, 9, 11)  # of SURFACE: those that traffic without labels falls apart by
 BATCH = 1024  # requests read at once, which bounds the memory
 RELATIONS = SURFACE[1:7]  # lengths and overlaps, which tell more together than each alone
 

@@ -7,11 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tanbr.monitor.classifier import Classifier
-from tanbr.monitor.clusters import Clusters
-from tanbr.monitor.features import COARSE, Features, batches
+from tanbr.monitor.features import Features, batches
 from tanbr.types import FloatArray, TaskMix, Text
 
-_BY_REQUEST = ("keys", "posteriors", "familiarity", "vectors")  # arrays with a row for each request
+_BY_REQUEST = ("keys", "posteriors", "familiarity")  # arrays with a row for each request
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,18 +20,12 @@ class Recognition:
     keys: NDArray[np.uint64]  # (n,) hash of each request
     posteriors: FloatArray  # (n, V) p(task | text) under a uniform prior; the forecast mix where nothing is known
     familiarity: FloatArray  # (n,) how well the task that fits best does so, less what its own texts fall short of
-    vectors: FloatArray  # (n, D) what the method `clusters` looks at; D = 0 with `sketch`
     informed: bool  # whether the posteriors come from the texts
 
     @property
     def novel(self) -> NDArray[np.bool_]:
         """Whether each request is unlike any task (n,)."""
         return self.familiarity < 0
-
-    @property
-    def by_task(self) -> bool:
-        """Whether the posteriors say of the texts which known task they are of, and not which group that was found."""
-        return self.informed and not self.vectors.shape[1]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -56,7 +49,7 @@ class Recogniser:
 
     tasks: tuple[str, ...]
     mix: TaskMix  # (V,) the forecast it was taken with
-    model: Classifier | Clusters  # not fitted while nothing is known
+    model: Classifier  # not fitted while nothing is known
     plain: bool = False  # whether it reads without case, marks and spacing
 
     def recognise(self, texts: Sequence[Text]) -> Recognition:
@@ -66,7 +59,6 @@ class Recogniser:
     def read(self, features: Features) -> Recognition:
         """Recognise requests whose features were read."""
         n = len(features)
-        vectors = features.surface[:, COARSE] if isinstance(self.model, Clusters) else np.zeros((n, 0))
         if n == 0 or not self.model.fitted:
-            return Recognition(features.keys, np.tile(self.mix, (n, 1)), np.zeros(n), vectors, informed=False)
-        return Recognition(features.keys, *self.model.read(features), vectors, informed=True)
+            return Recognition(features.keys, np.tile(self.mix, (n, 1)), np.zeros(n), informed=False)
+        return Recognition(features.keys, *self.model.read(features), informed=True)

@@ -1,23 +1,34 @@
-"""What the default router would choose if nothing but the bound counted: G blends of highest upper confidence bound.
+"""What the default router chooses: G blends of highest upper confidence bound.
 
-Candidates are fixed blends, whose posterior `learn` has kept up to date. With a baseline, its own blends and the served
-ones join them. From the panel found among these each model climbs the bound of its own requests.
+Candidates are fixed blends, whose posterior `learn` has kept up to date, and the baseline panel, which needs no reward.
+From the panel found among these each model climbs the bound of its own requests.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tanbr.router import gp
 from tanbr.router.known import Known, Rules
-from tanbr.router.panel import Readings, Rows, chosen, exchanged, group_mixes, proportional_blends
+from tanbr.router.panel import (
+    Readings,
+    Rows,
+    chosen,
+    exchanged,
+    group_mixes,
+    proportional_blends,
+    proportional_panel,
+    worth,
+)  # fmt: skip
 from tanbr.router.simplex import keep_largest
 from tanbr.types import Blend, FloatArray, TaskMix, Terms
 
 MOST_OPEN = 16  # open blends an ask looks at: older ones have long lowered what is expected around them
 OPEN_REACH = 0.5  # how far, in kernel widths, an open blend lowers the variance: as if half of it were told
 SNAP = 0.03  # a blend this near (Euclid) to a known arm is played as that arm: rewards there differ by less than noise
+MARGIN = 0.003  # by which a bound must exceed the served blend's where the experts' tasks are known: it saves merges
 CLIMB_ROUNDS = 2  # of climbing and exchange after a panel is chosen; a third changed nothing
 CLIMBS = (0.1, 0.05)  # length (Euclid) of each gradient step of a round: a fourteenth of the way between two experts
 
@@ -59,32 +70,37 @@ def panel_of(found: Candidates, rows: Rows, readings: Readings) -> Panel:
     return Panel(found.blends[rows], bound, terms)
 
 
-def wanted(
-    rules: Rules,
-    known: Known,
-    readings: Readings,
-    models: int,
-    waiting: Sequence[Blend],
-    near: FloatArray | None = None,
-) -> Panel:
+def baseline_panel(rules: Rules, readings: Readings, models: int) -> tuple[FloatArray, NDArray[np.intp]]:
+    """Give the G blends (G, K) that need no reward, and each task's model (V,): even where nobody knows its expert."""
+    K, V, own = rules.sizes.experts, rules.sizes.tasks, rules.prior.own
+    likely = np.full((V, K), 1.0 / K) if own is None else own
+    return proportional_panel(readings, models, own=likely, groups=rules.config.task_groups, sizes=rules.sizes)
+
+
+def wanted(rules: Rules, known: Known, readings: Readings, models: int, waiting: Sequence[Blend]) -> Panel:
     """Choose G blends jointly, then let each climb for the mix of the requests it receives.
 
-    `waiting` are blends whose reward is still to come. With a baseline, blends `near` (n, K) are candidates, too; its
-    own come first.
+    `waiting` are blends whose reward is still to come; the last ones are served, and stay if they are as good but for
+    `MARGIN`.
     """
-    mix, start = readings.task_mix, None
-    found = kept_candidates(rules, known, mix, waiting)
-    if near is not None:
-        start = len(found.blends) + np.arange(models) if rules.config.own_experts else None
-        found = found.joined(_bounded(rules, known, near, mix))
-    elif not len(known.posterior.arms) and not len(waiting):
-        rows = chosen(found.bound, readings, models)
-        rows[0] = rules.sizes.experts  # nothing is known, so all bounds are equal: the even blend, behind the vertices
-        return panel_of(found, rows, readings)
-    rows = chosen(found.bound, readings, models, start=start)
+    mix = readings.task_mix
+    kept = kept_candidates(rules, known, mix, waiting)
+    found = kept.joined(_bounded(rules, known, baseline_panel(rules, readings, models)[0], mix))
+    base = len(kept.blends) + np.arange(models)
+    if not len(known.posterior.arms) and not len(waiting):
+        return panel_of(found, base, readings)
+    if rules.prior.own is None:  # the even blend is no better than others
+        found, rows = kept, chosen(kept.bound, readings, models)
+    else:
+        rows = chosen(found.bound, readings, models, start=base)
     for _ in range(CLIMB_ROUNDS):
         found = found.joined(_bounded(rules, known, _offers(rules, known, found, rows, readings), mix))
         rows = exchanged(readings.bound(found.bound), readings.mix, rows)
+    if rules.config.own_experts and len(waiting) >= models:
+        served = _bounded(rules, known, np.array(waiting[-models:]), mix)
+        now, best = (worth(readings.bound(bound), readings.mix) for bound in (served.bound, found.bound[rows]))
+        if now >= best - MARGIN:
+            return panel_of(served, np.arange(models), readings)
     panel = panel_of(found, rows, readings)
     return Panel(np.array([snapped(rules, known, blend) for blend in panel.blends]), panel.estimates, panel.terms)
 

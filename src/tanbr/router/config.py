@@ -78,14 +78,12 @@ class DefaultModeConfig(Section):
     task_groups: tuple[int, ...] = ()
     """The model of each task in the baseline panel, where a self-check measured which share one best."""
     baseline: Literal["none", "even", "proportional"] = "none"
-    """Blend that is left only on evidence: even, or every task's own expert at its share of the mix."""
-    budget: float = Field(0.01, ge=0, le=1)
-    """Share of the baseline's reward that all exploration together may be expected to cost; 0 never leaves it."""
+    """Blend that is expected to be best until rewards say otherwise: even, or each task's own expert by its share."""
     change: float = Field(12.0, ge=0)
     """Evidence (logarithm of a Bayes factor) at which a task's rewards are taken to have changed; 0 never."""
 
 
-MADE_WITH = {"own_experts", "baseline"}  # are part of what was learned: the prior and the accounts
+MADE_WITH = {"own_experts", "baseline"}  # are part of what was learned: the prior
 MAY_CHANGE = frozenset(f"config.default.{name}" for name in DefaultModeConfig.model_fields.keys() - MADE_WITH)
 """What a saved router goes on with as it is asked to: how to choose and learn from now on. Algorithm 1 has one set of
 settings for a whole run."""

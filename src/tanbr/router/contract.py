@@ -275,8 +275,7 @@ def _alike(reward: float, models: int) -> FloatArray:
 
 def _shown(router: Any) -> dict[str, object]:
     """All that can be seen of a router, but for ids and the random stream."""
-    found: dict[str, object] = {"account": repr(getattr(router, "account", None))}
-    found["open"] = [decision.id for decision in getattr(router, "open", ())]
+    found: dict[str, object] = {"open": [decision.id for decision in getattr(router, "open", ())]}
     if hasattr(router, "tree"):
         found["tree"] = [array.tobytes() for array in vars(router.tree).values()]
     if isinstance(getattr(router, "_state", None), RouterState):

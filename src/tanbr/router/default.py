@@ -1,7 +1,7 @@
 """The default router: it chooses by upper confidence bounds, learns at a cost that does not grow, and finds changes.
 
-`learn` pools a slot's rewards, forgets what they contradict (`watch.py`), enters the slot in the ledger
-(`conservative.py`), and fits kernel and noise at set slots (`gp.py`).
+`learn` pools a slot's rewards, forgets what they contradict (`watch.py`), and fits kernel and noise at set slots
+(`gp.py`).
 """
 
 # ruff: noqa: ARG002 - a policy is handed random numbers; this one draws only at the start
@@ -9,19 +9,17 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tanbr.router import gp
-from tanbr.router.choose import Panel, wanted
-from tanbr.router.conservative import account, baseline_panel, careful, entered, settled
+from tanbr.router.choose import Panel, baseline_panel, wanted
 from tanbr.router.known import Known, Rules
 from tanbr.router.panel import Readings
 from tanbr.router.shell import Question
 from tanbr.router.simplex import first_best
-from tanbr.types import Account, Blend, Counts, Decision, FloatArray, Reward, TreeView
+from tanbr.router.watch import Watch
+from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TreeView
 
-EARLY_FITS = (20, 40)  # told slots after which noise, correlation and lift are corrected; the kernel waits
-FITS = (80, 160, 320, 640, 1280)  # told slots after which the kernel, too, is fitted: earlier, a fit calls the map flat
+FITS = (80, 160, 320, 640, 1280)  # told slots after which the kernel is fitted: earlier, a fit calls the map flat
 LEAST_ERROR = 0.005  # of a gain in practice: half a point, what rows of other days differ by
 PRACTICE_FITS = (32, 64, 128, 256, 512, 1024)  # blends practised after which the kernel is fitted
 
@@ -33,13 +31,9 @@ class DefaultPolicy(Rules):
     panels = True
 
     def choose(self, state: Known, asked: Question, rng: np.random.Generator) -> Decision:
-        """Choose what the bound says; with a baseline, what the balance pays for."""
-        readings = Readings.of(asked.task_mix, asked.confusion)
-        if self.careful:
-            panel = careful(self, state, readings, asked.models, asked.open)
-        else:
-            waiting = [blend for decision in asked.open for blend in decision.blends]
-            panel = wanted(self, state, readings, asked.models, waiting)
+        """Choose what the bound says."""
+        waiting = [blend for decision in asked.open for blend in decision.blends]
+        panel = wanted(self, state, Readings.of(asked.task_mix, asked.confusion), asked.models, waiting)
         watch, suspect = state.watch, first_best(state.watch.evidence)
         evidence, changes = float(watch.evidence[suspect]), int(watch.changes.sum())
         suspect = suspect if evidence > 0 else -1
@@ -50,19 +44,14 @@ class DefaultPolicy(Rules):
         self, state: Known, decision: Decision, rewards: FloatArray, counts: FloatArray, rng: np.random.Generator
     ) -> Known:
         """Pool the rewards of all models, one slot in all."""
-        taught = []
         for blend, reward, count in zip(decision.blends, rewards, counts, strict=True):
-            if state.practised:  # the log holds these requests, each paired with the even blend
-                taught.append(0.0)
-            elif count.any():
-                state, much = self._observed(state, blend, reward, count)
-                taught.append(much)
-        state = self._counted(state, float(np.mean(taught)))
-        return entered(self, state, decision) if self.careful else state
+            if count.any():
+                state = self._observed(state, blend, reward, count)
+        return self._counted(state)
 
     def warm_start(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> Known:
         """Pool a reward from elsewhere."""
-        return self._counted(*self._observed(state, blend, reward, counts))
+        return self._counted(self._observed(state, blend, reward, counts))
 
     def practised(self, state: Known, blend: Blend, gain: FloatArray, errors: FloatArray) -> Known:
         """Take in gains (V,) over the even blend, NaN where unseen, and their standard errors (V,).
@@ -73,9 +62,9 @@ class DefaultPolicy(Rules):
         if not state.practised:
             pool = gp.forget_tasks(self.prior, pool, np.arange(V))
             sure = np.full(V, pool.noise / LEAST_ERROR**2)
-            pool, _ = gp.observe(self.prior, pool, np.full(K, 1.0 / K), np.full(V, gp.CENTRE), sure)
+            pool = gp.observe(self.prior, pool, np.full(K, 1.0 / K), np.full(V, gp.CENTRE), sure)
         counts = np.where(np.isfinite(gain), pool.noise / np.maximum(errors, LEAST_ERROR) ** 2, 0.0)
-        pool, _ = gp.observe(self.prior, pool, blend, np.clip(gp.CENTRE + gain, 0.0, 1.0), counts)
+        pool = gp.observe(self.prior, pool, blend, np.clip(gp.CENTRE + gain, 0.0, 1.0), counts)
         state = replace(state, posterior=pool, practised=state.practised + 1)
         if state.practised in PRACTICE_FITS:
             state = replace(state, posterior=gp.refit(self.prior, pool, noise=False))
@@ -89,56 +78,41 @@ class DefaultPolicy(Rules):
     def suggested(self, state: Known, asked: Question, optimism: float | None) -> Panel:
         """Suggest G blends to practise: those of highest bound at so many deviations, or the baseline if None."""
         readings = Readings.of(asked.task_mix, asked.confusion)
-        rules = replace(self, optimism=optimism or 0.0)
-        base = baseline_panel(rules, readings, asked.models)
         if optimism is None:
-            at_home = (base.home == np.arange(asked.models)[:, None]).astype(np.float64)
-            return Panel(base.blends, at_home, ())
-        return wanted(rules, state, readings, asked.models, (), base.blends if self.careful else None)
+            blends, home = baseline_panel(self, readings, asked.models)
+            return Panel(blends, (home == np.arange(asked.models)[:, None]).astype(np.float64), ())
+        return wanted(replace(self, optimism=optimism), state, readings, asked.models, ())
 
-    def _observed(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> tuple[Known, float]:
-        """Pool a reward, after what it contradicts was forgotten; how much it taught."""
-        if self.config.change > 0 and state.fitted:
+    def _observed(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> Known:
+        """Pool a reward, after what it contradicts was forgotten."""
+        if state.practised:  # the log holds these requests, each paired with the even blend
+            return state
+        if self.config.change > 0 and state.slots >= min(FITS, default=np.inf):
             pool = state.posterior
             mean, variance = gp.predicted(self.prior, pool, blend, counts)
             watch, changed = state.watch.weighed(
                 reward - mean, variance, shift=pool.variance, slot=state.slots, threshold=self.config.change
             )
             state = replace(state, watch=watch)
-            if len(changed):
-                state = self._unlearned(state, changed)
-        posterior, taught = gp.observe(self.prior, state.posterior, blend, reward, counts)
-        return replace(state, posterior=posterior), taught
+            if len(changed) and watch.together(state.slots):  # start over, but for the noise
+                pool = replace(gp.start(self.prior, pool.points), noise=pool.noise)
+                watch = replace(Watch.start(self.sizes.tasks), changes=watch.changes)
+                state = replace(state, posterior=pool, watch=watch, told=0.0, slots=0)
+            elif len(changed):
+                left = 1.0 - len(changed) / self.sizes.tasks
+                pool = gp.forget_tasks(self.prior, pool, changed)
+                state = replace(state, posterior=pool, told=state.told * left)
+        return replace(state, posterior=gp.observe(self.prior, state.posterior, blend, reward, counts))
 
-    def _unlearned(self, state: Known, changed: NDArray[np.intp]) -> Known:
-        """Forget the rewards of changed tasks; where several changed together, start over with all of them."""
-        tasks, state = self.sizes.tasks, settled(self, state)
-        posterior = state.posterior
-        if state.watch.together(state.slots):
-            changed = np.arange(tasks)
-            posterior = gp.start_over(self.prior, posterior)
-            state = replace(state, watch=state.watch.begun(), since=0, fitted=0)
-        left = 1.0 - len(changed) / tasks
-        posterior = gp.forget_tasks(self.prior, posterior, changed)
-        return replace(state, posterior=posterior, told=state.told * left, learned=state.learned * left)
-
-    def _counted(self, state: Known, taught: float) -> Known:
+    def _counted(self, state: Known) -> Known:
         """Count a slot, and fit where that is due."""
-        state = replace(
-            state, told=state.told + 1.0, learned=state.learned + taught, slots=state.slots + 1, since=state.since + 1
-        )
+        state = replace(state, told=state.told + 1.0, slots=state.slots + 1)
         if state.practised:  # its rewards are surer than their counts say: no fit would know the noise
             return state
-        if state.since in FITS:
+        if state.slots in FITS:
             posterior = gp.refit(self.prior, state.posterior)
-            return replace(state, posterior=posterior, watch=state.watch.begun(), fitted=state.slots)
-        if state.since in EARLY_FITS:
-            return replace(state, posterior=gp.refit_early(self.prior, state.posterior))
+            return replace(state, posterior=posterior, watch=state.watch.begun())
         return state
-
-    def account(self, state: Known) -> Account | None:
-        """What exploration has cost and may cost; None without a baseline."""
-        return account(self, state)
 
     def view(self, state: Known) -> TreeView:
         """Show the blends that were told, below the even one: this router searches no tree."""

@@ -24,13 +24,12 @@ from tanbr.types import Blend, Counts, FloatArray, Reward, TaskMix, lock
 CENTRE = 0.5  # prior mean of a reward in [0, 1]
 ARMS = 192  # most blends whose rewards are pooled: so a slot costs 1 to 2 ms at any K and t
 MEAN_VARIANCE = 0.04  # m²: tasks earn .5 ± .2 on average, as the tasks of GLUE and the generated ones do
-CORRELATION = 0.25  # of two tasks' rewards before it is estimated: too low a value ends the search, see `refit_early`
+CORRELATION = 0.25  # of two tasks' rewards: too low a value ends the search, and an estimate earned no more
 WIDTH = 0.5  # ℓ before the first fit: rather too narrow, which explores, than too wide, which does not
 WIDTHS = (0.42, 0.55, 0.7, 0.85, 1.0, 1.4, 2.0)  # that a fit chooses from; experts are √2 apart, and 2 is nearly linear
 NOISES = (0.0625, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0, 64.0)  # times the noise as it was, that a fit chooses from
 LEAST = 0.02  # weight below which the prior mean no longer steepens: a smaller share is not worth a merge
 SAME = 1e-9  # two blends nearer than this (Euclid) are one arm: they differ by rounding
-TRUST = 16.0  # differences of rewards that the first noise is worth: as many as four tasks give in four slots
 LIFT_DEVIATION = 0.2  # of the lift around what was expected of it: from .4, both 0 and .8 are two deviations away
 CAUTION = 2.0  # standard errors by which the lift must lie below what was expected to count as lower
 ROOT5 = float(np.sqrt(5.0))
@@ -45,8 +44,8 @@ class Prior:
     variance: float  # s²
     variances: tuple[float, ...]  # s² that a fit chooses from
     lift: float  # how much more a task's own expert alone is expected to earn than none of it
-    own: FloatArray | None = None  # (V, K) how likely each expert is to be a task's own; the rows sum to 1
-    even: bool = False  # whether rewards are expected to fall with the distance from the even blend
+    own: FloatArray | None = None  # (V, K) how likely each expert is to be a task's own; the rows sum to 1. Where all
+    # are as likely, rewards are expected to fall with the distance from the even blend; where it is None, nowhere
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,6 @@ class Posterior:
     width: float  # ℓ
     noise: float  # variance of one request's reward
     variance: float  # s²
-    correlation: float  # of two tasks' rewards
     lift: float  # how much more a task's own expert alone earns
     arms: FloatArray  # (m, K) blends told
     visits: FloatArray  # (m,) slots told at each arm
@@ -96,7 +94,7 @@ class Posterior:
     def mixed(self, mix: TaskMix, variance: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Variance of ψᵀr (n,) from the tasks' variances (n, M), and its derivative by each (n, M)."""
         variance = np.maximum(variance, 1e-12)
-        own, shared = (1.0 - self.correlation) * (mix * mix), self.correlation * mix
+        own, shared = (1.0 - CORRELATION) * (mix * mix), CORRELATION * mix
         if variance.shape[1] == 1:
             parts = np.full(variance.shape, own.sum() + shared.sum())
             return variance[:, 0] * parts[:, 0], parts
@@ -145,12 +143,10 @@ def share_slope(weight: FloatArray) -> FloatArray:
 
 def feature(prior: Prior, points: FloatArray) -> FloatArray:
     """What the lift multiplies in the prior mean, at points (n, K): (n, V); 0 where no blend is expected to be best."""
-    if prior.own is None and not prior.even:
+    if prior.own is None:
         return np.zeros((len(points), prior.tasks))
     above = share_value(points) - share_value(np.array(1.0 / points.shape[1]))  # (n, K), 0 at the even blend
-    if prior.own is not None:
-        return np.asarray(above @ prior.own.T)
-    return np.repeat(above.mean(axis=1)[:, None], prior.tasks, axis=1)  # 0 at the even blend, below it elsewhere
+    return np.asarray(above @ prior.own.T)
 
 
 def expected(prior: Prior, lift: float, points: FloatArray) -> FloatArray:
@@ -162,7 +158,7 @@ def start(prior: Prior, points: FloatArray) -> Posterior:
     """Make the posterior of points (N, K) before any reward."""
     (N, K), V = points.shape, prior.tasks
     return Posterior(
-        width=WIDTH, noise=prior.noise, variance=prior.variance, correlation=CORRELATION, lift=prior.lift,
+        width=WIDTH, noise=prior.noise, variance=prior.variance, lift=prior.lift,
         arms=np.zeros((0, K)), visits=np.zeros(0), weights=np.zeros((0, V)), means=np.zeros((0, V)),
         scatter=np.zeros(2), inverse=np.zeros((1, 0, 0)), alpha=np.zeros((0, V)), points=points.copy(),
         cross=np.zeros((N, 0)), mean=expected(prior, prior.lift, points), gain=np.zeros((N, 1)),
@@ -184,13 +180,6 @@ def _gain(inverse: FloatArray, rows: FloatArray) -> FloatArray:
     return np.stack([np.einsum("ij,ij->i", rows @ A, rows) for A in inverse], axis=1)
 
 
-def contrast(state: Posterior, points: FloatArray, gain: FloatArray, other: Blend) -> FloatArray:
-    """Variance (n, M) of the difference to another blend's reward, at points (n, K) whose gain is (n, M)."""
-    row = state.kernel(other[None])  # (1, m)
-    shared = state.kernel(points, other[None]) - state.kernel(points) @ (state.inverse @ row[0]).T
-    return np.maximum((state.prior - gain) + (state.prior - _gain(state.inverse, row)) - 2.0 * shared, 0.0)
-
-
 def slope_of_bound(prior: Prior, state: Posterior, points: FloatArray, mix: TaskMix, beta: float) -> FloatArray:
     """Gradient of the bound ψᵀmean + β·deviation at points (n, K): (n, K)."""
     r = distance(points, state.arms, state.width)  # (n, m)
@@ -203,8 +192,6 @@ def slope_of_bound(prior: Prior, state: Posterior, points: FloatArray, mix: Task
     slope = points * pull.sum(axis=1)[:, None] - pull @ state.arms
     if prior.own is not None:
         slope += state.lift * (mix @ prior.own) * share_slope(points)
-    if prior.even:
-        slope += state.lift / points.shape[1] * share_slope(points)
     return np.asarray(slope)
 
 
@@ -214,14 +201,11 @@ def predicted(prior: Prior, state: Posterior, blend: Blend, counts: Counts) -> t
     return mean[0], np.maximum(state.prior - gain[0], 0.0) + state.noise / np.maximum(counts, 1e-300)
 
 
-def observe(prior: Prior, state: Posterior, blend: Blend, reward: Reward, counts: Counts) -> tuple[Posterior, float]:
-    """Take in one reward (V,) with its counts (0 where unseen), and say how much there was to learn from it.
-
-    That is its blend's deviation before as a share of the prior's, the mean over the seen tasks: 1 at first.
-    """
+def observe(prior: Prior, state: Posterior, blend: Blend, reward: Reward, counts: Counts) -> Posterior:
+    """Take in one reward (V,) with its counts (0 where unseen)."""
     seen = counts > 0
     if not seen.any():
-        return state, 0.0
+        return state
     state, arm = _with_arm(prior, state, blend)
     inverse, gain = state.inverse, state.gain
     if len(inverse) == 1 and prior.tasks > 1 and (counts != counts[0]).any():
@@ -236,14 +220,13 @@ def observe(prior: Prior, state: Posterior, blend: Blend, reward: Reward, counts
     centre = expected(prior, state.lift, state.arms[arm : arm + 1])[0]
     error = np.where(seen, reward - centre - row @ state.alpha, 0.0) * scale  # (V,)
     reach = state.cross @ shift.T  # (N, M)
-    after = replace(
+    return replace(
         _pooled(state, arm, reward, counts),
         inverse=inverse + (scale[:, None] * shift)[:, :, None] * shift[:, None, :],
         alpha=state.alpha + (shift.T * error if M > 1 else np.outer(shift[0], error)),
         mean=state.mean + reach * error,
         gain=gain + reach * reach * scale,
     )
-    return after, float(np.sqrt(spread[seen if M > 1 else slice(None)] / state.prior).mean())
 
 
 def _pooled(state: Posterior, arm: int, reward: Reward, counts: Counts) -> Posterior:
@@ -297,11 +280,6 @@ def forget_tasks(prior: Prior, state: Posterior, tasks: NDArray[np.intp]) -> Pos
     scatter = np.array([state.noise * state.scatter[1], state.scatter[1]])  # a change is no noise
     dropped = replace(state, weights=weights, means=means, scatter=scatter)
     return _with_arms(prior, dropped, np.flatnonzero(weights.any(axis=1)))
-
-
-def start_over(prior: Prior, state: Posterior) -> Posterior:
-    """Go back to the first kernel; the noise stays as it was fitted. What was told is for `forget_tasks` to drop."""
-    return replace(state, width=WIDTH, variance=prior.variance, correlation=CORRELATION, lift=prior.lift)
 
 
 def rebuild(prior: Prior, state: Posterior) -> Posterior:
@@ -361,26 +339,8 @@ class Evidence:
         return max(lift, min(lift + CAUTION * error, self._lift))
 
 
-def tasks_correlation(prior: Prior, state: Posterior) -> float:
-    """How alike the tasks' rewards differ between blends; as it was, where they differ by little more than their noise.
-
-    Of what each task was told beyond the prior and its own mean: the mean product of two tasks at one arm, over the
-    mean square without its noise.
-    """
-    weights = state.weights
-    seen = weights > 0
-    excess = np.where(seen, state.means - expected(prior, state.lift, state.arms), 0.0)
-    excess = np.where(seen, excess - excess.sum(axis=0) / np.maximum(seen.sum(axis=0), 1), 0.0)
-    squares, told = float((excess**2).sum()), seen.sum(axis=1)
-    pairs, chance = int((told * (told - 1)).sum()), float((state.noise / weights[seen]).sum())
-    if squares <= 2.0 * chance or pairs == 0:  # a denominator of noise alone would give any value
-        return state.correlation
-    shared = (float((excess.sum(axis=1) ** 2).sum()) - squares) / pairs
-    return float(np.clip(shared * seen.sum() / (squares - chance), 0.0, 1.0))
-
-
 def refit(prior: Prior, state: Posterior, *, noise: bool = True) -> Posterior:
-    """Choose kernel width, variance, lift and, unless it is known, noise by likelihood; then the correlation."""
+    """Choose kernel width, variance, lift and, unless it is known, noise by likelihood."""
     if len(state.arms) < 3:
         return state
     evidence = Evidence(prior, state)
@@ -388,22 +348,10 @@ def refit(prior: Prior, state: Posterior, *, noise: bool = True) -> Posterior:
     _, width, fitted = max((evidence(w, s, state.variance)[0], w, float(s)) for w in WIDTHS for s in noises)
     variance = max(prior.variances, key=lambda v: evidence(width, fitted, v)[0])
     lift = evidence.cautious_lift(width, fitted, variance)
-    state = replace(state, width=width, noise=fitted, variance=variance, lift=lift)
-    return rebuild(prior, replace(state, correlation=tasks_correlation(prior, state)))
+    return rebuild(prior, replace(state, width=width, noise=fitted, variance=variance, lift=lift))
 
 
 def with_lift(prior: Prior, state: Posterior) -> Posterior:
     """Find the lift of another prior in what was told, and rebuild."""
     lift = Evidence(prior, state).cautious_lift(state.width, state.noise, state.variance)
     return rebuild(prior, replace(state, lift=lift))
-
-
-def refit_early(prior: Prior, state: Posterior) -> Posterior:
-    """Correct noise, by how far rewards of one blend differ, lift, and correlation, but upwards only.
-
-    Few rewards may hide what tasks have in common, and too low a correlation ends the search for better blends.
-    """
-    within, freedom = state.scatter
-    state = replace(state, noise=float((TRUST * state.noise + within) / (TRUST + freedom)))
-    state = with_lift(prior, state)
-    return rebuild(prior, replace(state, correlation=max(state.correlation, tasks_correlation(prior, state))))

@@ -16,27 +16,7 @@ from tanbr.types import FloatArray, lock
 FIXED = 600  # fixed candidate blends: 400 more were no better (docs/router.md)
 LIFT = 0.4  # how much more a task is expected to earn from its own expert alone than without it; fits correct it
 BETA_FLOOR = 0.5  # deviations in the bound in the end: with less, runs stayed on the wrong hill
-BETA_HALF = 200.0  # told slots in which the way to the floor is halved, if they taught enough
-LEARNED_HALF = 25.0  # the same in slots that taught all they could; after 60 as well, but later (docs/router.md)
-
-
-@dataclass(frozen=True, eq=False)
-class Ledger:
-    """What leaving the baseline has cost and earned so far; of a router without a baseline it stays empty."""
-
-    slots: int  # told slots
-    off: int  # of them, off the baseline
-    swaps: int  # told slots whose blends were others than those told before
-    earned: float  # what the baseline was expected to earn in all of them
-    settled: float  # gain of entries that are no longer valued anew
-    mixes: FloatArray  # (n, V) of the entries off the baseline that are
-    blends: FloatArray  # (n, K)
-    baselines: FloatArray  # (n, K)
-    newest: int  # id of the newest decision told, -1 before any
-    served: FloatArray  # (G, K) its blends, (0, K) before any
-
-    def __post_init__(self) -> None:
-        lock(self)
+BETA_HALF = 200.0  # told slots in which the way to the floor is halved
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +25,9 @@ class Known:
 
     slots: int  # told, and warm starts
     told: float  # the same, as far as they are remembered
-    learned: float  # the same, each by the share of the deviation that was left at its blend
-    since: int  # slots told since the router started, or started over
-    fitted: int  # slots told at the last fit of the kernel, 0 before any
     posterior: Posterior  # at the fixed blends
-    ledger: Ledger
     watch: Watch
-    own: FloatArray  # (V, K) how likely each expert is to be a task's own, as practice found it; 0 before that
+    own: FloatArray  # (V, K) how likely each expert is to be a task's own, as told or found by practice; 0 if unknown
     practised: int  # blends whose rewards came from practice
 
     def __post_init__(self) -> None:
@@ -80,9 +56,10 @@ class Rules:
             raise InputError(
                 f"own_experts must name one of {sizes.experts} experts for each of {sizes.tasks} tasks (got {own})"
             )
+        likely = np.eye(sizes.experts)[list(own)] if own else np.full((sizes.tasks, sizes.experts), 1.0 / sizes.experts)
         prior = Prior(
             tasks=sizes.tasks, noise=rewards.noise, variance=rewards.variance, variances=rewards.variances, lift=LIFT,
-            own=np.eye(sizes.experts)[list(own)] if own else None, even=config.baseline == "even",
+            own=None if config.baseline == "none" else likely,
         )  # fmt: skip
         return cls(sizes, config, prior)
 
@@ -93,36 +70,30 @@ class Rules:
         """
         if not known.practised:
             return self
-        if not known.own.any() or not self.careful:
-            return replace(self, optimism=0.0)
-        rules, own = self, tuple(known.own.argmax(axis=1).tolist())
-        if own != self.config.own_experts:
-            found = {"baseline": "proportional", "own_experts": own, "task_groups": ()}
-            rules = self.of(self.sizes, self.config.model_copy(update=found))
-        return replace(rules, optimism=0.0, prior=replace(rules.prior, own=known.own))
-
-    @property
-    def careful(self) -> bool:
-        """Whether there is a baseline that is left only on evidence."""
-        return self.config.baseline != "none"
+        rules = replace(self, optimism=0.0)
+        if not known.own.any():
+            return rules
+        own, config = tuple(known.own.argmax(axis=1).tolist()), self.config
+        if own != config.own_experts:  # nobody measured which of these tasks share a model best
+            config = config.model_copy(update={"own_experts": own, "task_groups": ()})
+        variances = PRIORS["proportional"].variances
+        return replace(rules, config=config, prior=replace(self.prior, own=known.own, variances=variances))
 
     def beta(self, known: Known) -> float:
-        """Standard deviations in the bound: fewer as slots are told, but no faster than there was to learn."""
+        """Standard deviations in the bound: fewer as slots are told."""
         if self.optimism is not None:
             return self.optimism
         first = PRIORS[self.config.baseline].beta if self.config.beta is None else self.config.beta
-        halvings = min(known.told / BETA_HALF, known.learned / LEARNED_HALF)
-        return float(BETA_FLOOR + (first - BETA_FLOOR) * 0.5**halvings)
+        return float(BETA_FLOOR + (first - BETA_FLOOR) * 0.5 ** (known.told / BETA_HALF))
 
     def start(self, rng: np.random.Generator) -> Known:
         """Know nothing yet."""
-        K, V = self.sizes.experts, self.sizes.tasks
-        empty = np.zeros((0, K))
+        told, V = list(self.config.own_experts), self.sizes.tasks
         return Known(
-            slots=0, told=0.0, learned=0.0, since=0, fitted=0,
+            slots=0, told=0.0,
             posterior=gp.start(self.prior, fixed_blends(self.sizes, FIXED, rng)),
-            ledger=Ledger(0, 0, 0, 0.0, 0.0, np.zeros((0, V)), empty, empty, -1, empty),
-            watch=Watch.start(V), own=np.zeros((V, K)), practised=0,
+            watch=Watch.start(V),
+            own=np.eye(self.sizes.experts)[told] if told else np.zeros((V, self.sizes.experts)), practised=0,
         )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from tanbr.types import FloatArray, TaskMix, as_confusion
 
 ROUNDS = 8  # most rounds of exchanges; two or three are usual
 HALF = 0.3  # weight of a task's own expert at which about half of what it adds is there, in surveys of real blends
-MOVED = 32  # most tasks whose group is looked at twice: each look is O(tasks²), and more tasks gain little by it
 Rows = NDArray[np.intp]  # (G,) rows of the chosen candidates
 
 
@@ -112,7 +111,6 @@ def task_groups(readings: Readings, models: int) -> NDArray[np.intp]:
 
     Inside a group experts share a blend by the mix, and a task has most of what its expert adds at a small share.
     """
-    tasks = len(readings.mix)
     read = readings.mix[:, None] * readings.tasks  # (read as, of task)
     members: list[list[int]] = [[] for _ in range(models)]
 
@@ -121,20 +119,11 @@ def task_groups(readings: Readings, models: int) -> NDArray[np.intp]:
         total = float(share.sum())
         return float(share @ rise(share / total)) if total > 0 else 0.0
 
-    labels = np.zeros(tasks, dtype=np.intp)
+    labels = np.zeros(len(readings.mix), dtype=np.intp)
     for number, task in enumerate(np.argsort(-readings.mix, kind="stable").tolist()):
         gains = np.array([value([*group, task]) - value(group) for group in members])
         labels[task] = number if number < models else first_best(gains)
         members[labels[task]].append(task)
-    for task in range(tasks if models > 1 and tasks <= MOVED else 0):
-        home = members[labels[task]]
-        without = [other for other in home if other != task]
-        stay = value(home) - value(without)
-        gains = np.array([stay if group is home else value([*group, task]) - value(group) for group in members])
-        if without and gains.max() > stay + 1e-9:
-            members[labels[task]] = without
-            labels[task] = first_best(gains)
-            members[labels[task]].append(task)
     return labels
 
 

@@ -1,7 +1,7 @@
 """`Tanbr`: the default router or Algorithm 1 behind ask and tell."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,7 @@ from tanbr.router.known import FIXED
 from tanbr.router.paper import Algorithm1
 from tanbr.router.shell import AskTell
 from tanbr.router.simplex import Sizes
-from tanbr.state import Arrays
-from tanbr.types import Account, FloatArray
+from tanbr.types import FloatArray
 
 Mode = Literal["default", "paper"]
 
@@ -58,9 +57,8 @@ class Tanbr(AskTell):
     @property
     def chances(self) -> FloatArray:
         """How likely each expert is to be a task's own (V, K), as practice found it or as it was told; 0 if unknown."""
-        found: FloatArray = self._state.known.own
-        told = self.config.default.own_experts
-        return found if found.any() or not told else np.eye(self.experts)[list(told)]
+        own: FloatArray = self._state.known.own
+        return own
 
     @property
     def has_practised(self) -> bool:
@@ -78,11 +76,6 @@ class Tanbr(AskTell):
         pool = self._state.known.posterior
         return pool.arms, pool.means, pool.weights
 
-    @property
-    def account(self) -> Account | None:
-        """What exploration has cost and may cost, in plain numbers; None without a baseline, and in mode "paper"."""
-        return self._rules.account(self._state.known) if isinstance(self._policy, DefaultPolicy) else None
-
     @classmethod
     def least_numbers(cls, settings: Mapping[str, Any]) -> int:
         """The points of the posterior, or the weights of the network."""
@@ -90,14 +83,3 @@ class Tanbr(AskTell):
         if settings["mode"] == "paper":
             return config.paper.parameters(experts, int(settings["tasks"]))
         return experts * max(FIXED, experts)
-
-    @classmethod
-    def _restored(cls, header: Mapping[str, Any], arrays: Arrays) -> Self:
-        """Build the router that a state speaks of; the tree that the default mode had is left out."""
-        header["settings"]["config"].get("default", {}).pop("room", None)
-        if "tree.used" in arrays:
-            room = len(arrays["tree.used"])
-            arrays = {name: array for name, array in arrays.items() if not name.startswith("tree.")}
-            for name in ("posterior.points", "posterior.cross", "posterior.mean", "posterior.gain"):
-                arrays[name] = arrays[name][: len(arrays[name]) - room]
-        return super()._restored(header, arrays)

@@ -33,7 +33,7 @@ class Watch:
     squares: FloatArray  # (V,) sum of z² since the last fit, and
     seen: FloatArray  # (V,) of how many rewards
     changes: NDArray[np.int64]  # (V,) how often a task was found changed
-    last: NDArray[np.int64]  # (V,) told slots when it last was, -1 if never
+    last: NDArray[np.int64]  # (V,) told slots when it last was, a long time ago if never
 
     def __post_init__(self) -> None:
         lock(self)
@@ -42,7 +42,7 @@ class Watch:
     def start(cls, tasks: int) -> "Watch":
         """Nothing was seen yet."""
         none = np.zeros(tasks)
-        return cls(none, none, none, none.astype(np.int64), np.full(tasks, -1))
+        return cls(none, none, none, none.astype(np.int64), np.full(tasks, -TOGETHER))
 
     def begun(self) -> "Watch":
         """Let the evidence start from nothing, after what the variances rest on was fitted."""
@@ -76,4 +76,4 @@ class Watch:
     def together(self, slot: int) -> bool:
         """Whether a quarter of the tasks, two at least, changed within `TOGETHER` slots: then the model has."""
         tasks = len(self.last)
-        return int(((self.last >= 0) & (self.last > slot - TOGETHER)).sum()) >= max(tasks / 4, min(tasks, 2))
+        return int((self.last > slot - TOGETHER).sum()) >= max(tasks / 4, min(tasks, 2))

@@ -112,8 +112,6 @@ def build(
         moe = Moe(moe.source, method=found.taken.method)
 
     def recogniser() -> Monitor:
-        if about.past is None and not own:
-            return Monitor(names, "clusters", config=monitor)
         taught = Monitor(names, config=monitor)  # without a history, the first labels teach it
         taught.learn([one.text for one in past], [one.task for one in past])
         return taught

@@ -231,7 +231,7 @@ class Replies:
         for part in parts:
             job, rows = part.job, np.asarray(part.rows)
             if job.posteriors is not None and job.seen is not None:
-                known = np.flatnonzero((~job.seen.novel[rows] & job.seen.by_task) | (job.named is not None))
+                known = np.flatnonzero((~job.seen.novel[rows] & job.seen.informed) | (job.named is not None))
                 weighed[start + known] = reweigh(logits[start + known], job.posteriors[rows[known]])
             start += len(rows)
         return weighed

@@ -25,7 +25,7 @@ from tanbr.serve.records import (
     Why,
     WorthView,
 )
-from tanbr.types import Account, FloatArray, SlotRecord, TreeView
+from tanbr.types import FloatArray, SlotRecord, TreeView
 
 HALF = 1.96  # standard errors in half of a 95% interval
 
@@ -41,7 +41,6 @@ class View:
     regret: float = math.nan  # of the open slot, as the router believes
     why: Why | None = None
     tree: TreeView | None = None
-    account: Account | None = None  # of a router that leaves its baseline only on evidence
 
 
 def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callable[[str], None]) -> View:
@@ -49,9 +48,9 @@ def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callab
     router: Any = learner.router
     decision = learner.slot.decision
     try:
-        tree, account = getattr(router, "tree", None), getattr(router, "account", None)
+        tree = getattr(router, "tree", None)
         if decision is None or not decision.terms or tree is None:
-            return View(learner, kept, tree=tree, account=account)
+            return View(learner, kept, tree=tree)
         terms, mix = decision.why, decision.task_mix
         if len(decision.blends) > 1:  # every task at its best blend
             this, best = "these together", float(np.nanmax(tree.value, axis=0, initial=-np.inf) @ mix)
@@ -68,7 +67,7 @@ def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callab
     if found is not None and found.tried:
         sentence = _by_practice(decision.blends, found)
     why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
-    return View(learner, kept, regret=max(0.0, best - terms.mean), why=why, tree=tree, account=account)
+    return View(learner, kept, regret=max(0.0, best - terms.mean), why=why, tree=tree)
 
 
 def _by_practice(blends: FloatArray, found: PracticeView) -> str:

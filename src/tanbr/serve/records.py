@@ -11,7 +11,7 @@ from pydantic_core import core_schema
 from tanbr.errors import TanbrError
 from tanbr.loop.holdback import Gain
 from tanbr.loop.slot import Phase, Reason
-from tanbr.types import Account, FloatArray, SlotRecord, to_jsonable
+from tanbr.types import FloatArray, SlotRecord, to_jsonable
 
 NEAR = 0.01  # a smaller panel is taken if it earns within this of the best
 KEPT = 0.9  # of what experts earn alone: a way that keeps less is not called good
@@ -371,10 +371,6 @@ class ServiceState(Shown):
     uptime: float
     models: tuple[ModelView, ...] = ()
     """Those that answer; `merge_version` and `blend` are the first one's."""
-    exploration: Account | None = None
-    """What leaving the baseline has earned beyond it (`gain`; below 0 it has cost) and the most it may cost (`budget`),
-    by the router's own belief, summed over slots; below a `balance` of 0 the baseline is served. Null where a panel, a
-    pin or another router has no accounts to show."""
     check: CheckView | None = None
     """Null where nothing was measured at start."""
     gain: GainView | None = None

@@ -187,7 +187,7 @@ class Service(Queue):
                 practice = begun(learner.router, len(names)) if practises else None
                 world.resume(replace(learner, practice=practice))
             else:
-                new = monitor or Monitor(names, "clusters", config=monitor_config)
+                new = monitor or Monitor(names, config=monitor_config)
                 recalled = inherit(store, router, new, names, monitor_config, past=probes, say=say)
                 first(
                     rules, world, router=router, monitor=recalled, tasks=len(names), number=store.next_slot,
@@ -349,7 +349,6 @@ class Service(Queue):
             last_pause_seconds=self.engine.pause_seconds,
             uptime=time.monotonic() - self._started,
             models=models,
-            exploration=view.account,
             check=self.check,
             gain=None if learner.gain is None else GainView(**vars(learner.gain)),
             practice=practice_view(learner, view.kept),

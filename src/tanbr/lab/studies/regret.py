@@ -5,7 +5,7 @@
     python -m tanbr.lab.studies.regret --suite requests --routers parts --slots 200 --seeds 3 --out ablation.json
 
 A router is one of ROUTERS, or the default router with settings, or constants of its modules, changed:
-`tanbr:budget=1;choose.SNAP=0`. `parts` stands for the default router, and for it without each of its parts in turn.
+`tanbr:change=0;choose.SNAP=0`. `parts` stands for the default router, and for it without each of its parts in turn.
 The suite `requests` is no map: the embedded model answers requests whose mix drifts, on the server's loop; what it
 earned less than 1 is its regret. `practice` is the same where blends are practised on logged requests; its rows and
 seeds (`--first 100`) are for trying. Constants were chosen on map seeds from 100 upwards; results are of seeds from 0.
@@ -59,14 +59,12 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 }
 REQUESTS = {"requests, experts known": True, "requests, experts unknown": False}
 PRACTISED = (  # what is switched off, or made less of, where blends are practised on logged requests
-    "default.PRACTICE_FITS=[]", "known.LIFT=0", "conservative.DOUBT=1000000", "conservative.MARGIN=0",
-    "choose.CLIMB_ROUNDS=0", "loop.practice.OPTIMISM=[null]", "loop.practice.OPTIMISM=[null,0.0]",
-    "loop.practice.ALONE=48",
+    "default.PRACTICE_FITS=[]", "known.LIFT=0", "choose.MARGIN=-1", "choose.CLIMB_ROUNDS=0",
+    "loop.practice.OPTIMISM=[null]", "loop.practice.OPTIMISM=[null,0.0]", "loop.practice.FIRST=48",
 )  # fmt: skip
 PARTS = (  # of the default router, each as it is switched off
     "choose.CLIMB_ROUNDS=0", "choose.SNAP=1e-6", "beta=0;known.BETA_FLOOR=0", "choose.OPEN_REACH=1e-6",
-    "default.FITS=[];default.EARLY_FITS=[]", "default.EARLY_FITS=[]", "known.LIFT=0", "conservative.MARGIN=0",
-    "budget=1", "change=0",
+    "choose.MARGIN=-1", "default.FITS=[]", "known.LIFT=0", "gp.LIFT_DEVIATION=1e-6", "change=0", "watch.TOGETHER=0",
 )  # fmt: skip
 
 

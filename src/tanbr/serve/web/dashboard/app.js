@@ -58,8 +58,6 @@ function showState(state) {
   const sources = Object.entries(state.shares).map(([source, share]) => `${source} ${percent(share)}`);
   say("reward-more", sources.join(", ") || "no feedback yet");
   say("regret", number(state.estimated_regret));
-  const spent = state.exploration;
-  say("regret-more", spent && spent.slots ? `exploring: ${spent.gain < 0 ? "cost" : "earned"} ${number(Math.abs(spent.gain), 2)}, may cost ${number(spent.budget, 2)}` : "of the served blend");
   showMemory(model);
   showWhy(state);
   showCheck(state.check);
