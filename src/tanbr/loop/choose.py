@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from tanbr.errors import ConfigError, InputError
-from tanbr.router.panel import Readings, chosen, proportional_panel
+from tanbr.router.panel import Readings, proportional_panel
 from tanbr.router.simplex import Sizes, keep_largest
 from tanbr.types import Blend, FloatArray, as_blend
 

@@ -6,6 +6,7 @@ From the panel found among these each model climbs the bound of its own requests
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,10 @@ def panel_of(found: Candidates, rows: Rows, readings: Readings) -> Panel:
     return Panel(found.blends[rows], bound, terms)
 
 
-def baseline_panel(rules: Rules, readings: Readings, models: int) -> tuple[FloatArray, NDArray[np.intp]]:
+Baseline: TypeAlias = tuple[FloatArray, NDArray[np.intp]]  # G blends (G, K), and each task's model (V,)
+
+
+def baseline_panel(rules: Rules, readings: Readings, models: int) -> Baseline:
     """Give the G blends (G, K) that need no reward, and each task's model (V,): even where nobody knows its expert."""
     K, V, own = rules.sizes.experts, rules.sizes.tasks, rules.prior.own
     likely = np.full((V, K), 1.0 / K) if own is None else own
@@ -83,9 +87,9 @@ def wanted(rules: Rules, known: Known, readings: Readings, models: int, waiting:
     `waiting` are blends whose reward is still to come; the last ones are served, and stay if they are as good but for
     `MARGIN`.
     """
-    mix = readings.task_mix
-    kept = kept_candidates(rules, known, mix, waiting)
-    found = kept.joined(_bounded(rules, known, baseline_panel(rules, readings, models)[0], mix))
+    mix, baseline = readings.task_mix, baseline_panel(rules, readings, models)
+    kept = kept_candidates(rules, known, mix, waiting, baseline)
+    found = kept.joined(_bounded(rules, known, baseline[0], mix, baseline))
     base = len(kept.blends) + np.arange(models)
     if not len(known.posterior.arms) and not len(waiting):
         return panel_of(found, base, readings)
@@ -94,10 +98,11 @@ def wanted(rules: Rules, known: Known, readings: Readings, models: int, waiting:
     else:
         rows = chosen(found.bound, readings, models, start=base)
     for _ in range(CLIMB_ROUNDS):
-        found = found.joined(_bounded(rules, known, _offers(rules, known, found, rows, readings), mix))
+        offers = _offers(rules, known, found, rows, readings)
+        found = found.joined(_bounded(rules, known, offers, mix, baseline))
         rows = exchanged(readings.bound(found.bound), readings.mix, rows)
     if rules.config.own_experts and len(waiting) >= models:
-        served = _bounded(rules, known, np.array(waiting[-models:]), mix)
+        served = _bounded(rules, known, np.array(waiting[-models:]), mix, baseline)
         now, best = (worth(readings.bound(bound), readings.mix) for bound in (served.bound, found.bound[rows]))
         if now >= best - MARGIN:
             return panel_of(served, np.arange(models), readings)
@@ -105,30 +110,46 @@ def wanted(rules: Rules, known: Known, readings: Readings, models: int, waiting:
     return Panel(np.array([snapped(rules, known, blend) for blend in panel.blends]), panel.estimates, panel.terms)
 
 
-def kept_candidates(rules: Rules, known: Known, mix: TaskMix, waiting: Sequence[Blend]) -> Candidates:
+def kept_candidates(
+    rules: Rules, known: Known, mix: TaskMix, waiting: Sequence[Blend], baseline: Baseline
+) -> Candidates:
     """All blends whose posterior is kept, less unsure of themselves where a reward is still to come."""
     pool = known.posterior
-    variance = pool.variance_of(mix, pool.gain)
-    left = np.ones(len(variance))
-    for blend in waiting[-MOST_OPEN:]:
-        near = gp.correlation(pool.points, blend[None], OPEN_REACH * pool.width)[:, 0]
-        there = float((variance * left)[int(near.argmax())])
-        left *= 1.0 - near * near * there / (there + pool.noise * float(mix @ mix))
-    return Candidates(pool.points, pool.mean, widths(rules, known, pool.gain, mix) * np.sqrt(left)[:, None])
+    width = widths(rules, known, pool.points, pool.gain, mix, baseline)
+    if rules.beta(known) > 0:
+        variance = pool.variance_of(mix, pool.gain)
+        left = np.ones(len(variance))
+        for blend in waiting[-MOST_OPEN:]:
+            near = gp.correlation(pool.points, blend[None], OPEN_REACH * pool.width)[:, 0]
+            there = float((variance * left)[int(near.argmax())])
+            left *= 1.0 - near * near * there / (there + pool.noise * float(mix @ mix))
+        width = width * np.sqrt(left)[:, None]
+    return Candidates(pool.points, pool.mean, width)
 
 
-def widths(rules: Rules, known: Known, gain: FloatArray, mix: TaskMix) -> FloatArray:
-    """Share β deviations of ψᵀr out to the tasks by their own deviations: (n, V)."""
-    pool = known.posterior
-    deviation = np.sqrt(np.maximum(pool.prior - gain, 1e-12)) * np.ones(rules.sizes.tasks)
-    whole = np.sqrt(pool.variance_of(mix, gain))
-    return np.asarray(rules.beta(known) * (whole / (deviation @ mix))[:, None] * deviation)
+def widths(
+    rules: Rules, known: Known, blends: FloatArray, gain: FloatArray, mix: TaskMix, baseline: Baseline
+) -> FloatArray:
+    """Share β deviations of ψᵀr out to the tasks by their own deviations: (n, V).
+
+    Where β is below 0 they are taken away, and are those of the difference from the baseline: what is near to that is
+    hardly doubted.
+    """
+    pool, beta = known.posterior, rules.beta(known)
+    variance = np.maximum(pool.prior - gain, 1e-12)
+    if beta < 0:
+        of_models = np.stack([gp.contrast(pool, blends, gain, blend) for blend in baseline[0]])  # (G, n, M)
+        tasks = np.arange(len(mix))
+        variance = of_models[baseline[1], :, np.minimum(tasks, of_models.shape[2] - 1)].T  # (n, V)
+    deviation = np.sqrt(np.maximum(variance, 1e-12)) * np.ones(len(mix))
+    whole = np.sqrt(pool.mixed(mix, variance)[0])
+    return np.asarray(beta * (whole / (deviation @ mix))[:, None] * deviation)
 
 
-def _bounded(rules: Rules, known: Known, blends: FloatArray, mix: TaskMix) -> Candidates:
+def _bounded(rules: Rules, known: Known, blends: FloatArray, mix: TaskMix, baseline: Baseline) -> Candidates:
     """Make candidates of any blends (n, K)."""
     mean, gain = gp.at(rules.prior, known.posterior, blends)
-    return Candidates(blends, mean, widths(rules, known, gain, mix))
+    return Candidates(blends, mean, widths(rules, known, blends, gain, mix, baseline))
 
 
 def _offers(rules: Rules, known: Known, found: Candidates, rows: Rows, readings: Readings) -> FloatArray:
@@ -144,7 +165,7 @@ def _offers(rules: Rules, known: Known, found: Candidates, rows: Rows, readings:
 
 def climbed(rules: Rules, known: Known, x: FloatArray, mixes: FloatArray) -> list[FloatArray]:
     """Every blend (n, K) on the way up the bounds of mixes (n, V) from x (n, K), a few gradient steps."""
-    met, beta = [], rules.beta(known)
+    met, beta = [], max(rules.beta(known), 0.0)
     for size in CLIMBS:
         slope = np.concatenate([
             gp.slope_of_bound(rules.prior, known.posterior, blend[None], mix, beta)

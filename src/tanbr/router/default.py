@@ -76,12 +76,15 @@ class DefaultPolicy(Rules):
         return replace(state, posterior=gp.with_lift(self.by(state).prior, state.posterior))
 
     def suggested(self, state: Known, asked: Question, optimism: float | None) -> Panel:
-        """Suggest G blends to practise: those of highest bound at so many deviations, or the baseline if None."""
+        """Suggest G blends to practise: those of highest bound at so many deviations, or the baseline if None.
+
+        With 0, what would be served.
+        """
         readings = Readings.of(asked.task_mix, asked.confusion)
         if optimism is None:
             blends, home = baseline_panel(self, readings, asked.models)
             return Panel(blends, (home == np.arange(asked.models)[:, None]).astype(np.float64), ())
-        return wanted(replace(self, optimism=optimism), state, readings, asked.models, ())
+        return wanted(replace(self, optimism=optimism or self.optimism), state, readings, asked.models, ())
 
     def _observed(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> Known:
         """Pool a reward, after what it contradicts was forgotten."""

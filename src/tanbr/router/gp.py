@@ -180,6 +180,13 @@ def _gain(inverse: FloatArray, rows: FloatArray) -> FloatArray:
     return np.stack([np.einsum("ij,ij->i", rows @ A, rows) for A in inverse], axis=1)
 
 
+def contrast(state: Posterior, points: FloatArray, gain: FloatArray, other: Blend) -> FloatArray:
+    """Variance (n, M) of the difference to another blend's reward, at points (n, K) whose gain is (n, M)."""
+    row = state.kernel(other[None])  # (1, m)
+    shared = state.kernel(points, other[None]) - state.kernel(points) @ (state.inverse @ row[0]).T
+    return np.maximum((state.prior - gain) + (state.prior - _gain(state.inverse, row)) - 2.0 * shared, 0.0)
+
+
 def slope_of_bound(prior: Prior, state: Posterior, points: FloatArray, mix: TaskMix, beta: float) -> FloatArray:
     """Gradient of the bound ψᵀmean + β·deviation at points (n, K): (n, K)."""
     r = distance(points, state.arms, state.width)  # (n, m)

@@ -16,6 +16,8 @@ from tanbr.types import FloatArray, lock
 FIXED = 600  # fixed candidate blends: 400 more were no better (docs/router.md)
 LIFT = 0.4  # how much more a task is expected to earn from its own expert alone than without it; fits correct it
 BETA_FLOOR = 0.5  # deviations in the bound in the end: with less, runs stayed on the wrong hill
+DOUBT = 1.0  # deviations by which a practised blend must be better than the start blend: without, a MiniLM-MoE served
+# what suited its log and no other row (docs/learning.md)
 BETA_HALF = 200.0  # told slots in which the way to the floor is halved
 
 
@@ -64,13 +66,13 @@ class Rules:
         return cls(sizes, config, prior)
 
     def by(self, known: Known) -> Self:
-        """Give the rules that hold once something was practised: by the experts it found, and without optimism.
+        """Give the rules that hold once something was practised: by the experts it found, and with doubt.
 
         What is unsure is tried in practice then, not on users.
         """
         if not known.practised:
             return self
-        rules = replace(self, optimism=0.0)
+        rules = replace(self, optimism=-DOUBT)
         if not known.own.any():
             return rules
         own, config = tuple(known.own.argmax(axis=1).tolist()), self.config
