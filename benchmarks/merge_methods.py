@@ -27,7 +27,7 @@ import transformers
 import tanbr
 from merge import FULL, QUICK
 from tanbr.lab.paper.table1 import random_checkpoint
-from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, solved, write_gram_matrices
+from tanbr.merge.gram_matrices import FOLDER, solved, write_gram_matrices
 from tanbr.merge.methods import METHODS
 
 THREADS = 2
@@ -53,11 +53,8 @@ def add_matrices(folder: Path) -> tuple[dict[str, int], Callable[[], Any]]:
     out = write_gram_matrices(
         folder / FOLDER, layers, pairs(), experts=moe.num_experts, fingerprint=moe.fingerprint, rows=64
     )
-    (folder / FOLDER_MERGED).symlink_to(out)
     size = sum(file.stat().st_size for file in out.iterdir())
-    return {"regression": size, "regmeanpp": size}, lambda: [
-        solved(a, b, layers[name]) for name, (a, b) in last.items()
-    ]
+    return {"regression": size}, lambda: [solved(a, b, layers[name]) for name, (a, b) in last.items()]
 
 
 def measure(folder: Path, *, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:

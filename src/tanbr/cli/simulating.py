@@ -206,9 +206,7 @@ def survey(
     method: options.MergeMethod = None,
     groups: Annotated[bool, Option("--groups", help="Try even blends of subsets, for fixed panels.")] = False,
     answers: Answers = "labels",
-    grams: Annotated[
-        Literal["regression", "regmeanpp"] | None, Option(help="Only measure what this method needs.")
-    ] = None,
+    grams: Annotated[Literal["regression"] | None, Option(help="Only measure what this method needs.")] = None,
     device: options.Device = "cpu",
     out: Annotated[Path, Option(help="File to write.")] = Path("out/survey.json"),
 ) -> None:
@@ -225,7 +223,7 @@ def survey(
     study = Study(checkpoint=checkpoint or embedded.path(), **over, data=data, rehearse=rehearse, device=device)
     bench = study.bench()
     if grams is not None:
-        _measure_grams(bench, rows=rows or GRAM_ROWS, merged=grams == "regmeanpp")
+        _measure_grams(bench, rows=rows or GRAM_ROWS)
         return
     bench = bench.merging(method or study.merging)
     least = bench.moe.num_experts + 1
@@ -257,7 +255,7 @@ def say_survey(found: "Survey") -> None:
         )
 
 
-def _measure_grams(bench: "Bench", *, rows: int, merged: bool) -> None:
+def _measure_grams(bench: "Bench", *, rows: int) -> None:
     """Measure each expert's inputs, and write them to a folder beside the experts."""
     from tanbr.lab.rivals.probes import probes_of
     from tanbr.lab.rivals.regmean import measure
@@ -268,6 +266,6 @@ def _measure_grams(bench: "Bench", *, rows: int, merged: bool) -> None:
     probes = probes_of(bench.moe, held, space=bench.corpus.space, own=bench.own_experts)
     with bar("measuring", unit="experts") as show:
         K = bench.moe.num_experts
-        written = measure(bench.moe, probes, rows=rows, merged=merged, report=lambda done: show(done, K))
+        written = measure(bench.moe, probes, rows=rows, report=lambda done: show(done, K))
     size = sum(file.stat().st_size for file in written.iterdir())
     console.print(f"grams: {written} ({size / 1e6:.0f} MB)")

@@ -23,8 +23,7 @@ from tanbr.moe.checkpoint import Checkpoint, TensorSpec
 from tanbr.moe.family import Block, Piece
 from tanbr.moe.writing import new_folder, write_json, write_tensors
 
-FOLDER = "grams"  # what experts see alone
-FOLDER_MERGED = "grams-merged"  # what they see behind layers that are merged already
+FOLDER = "grams"
 SHRINKAGE = 0.9  # α, what is left of a Gram matrix beside its diagonal
 RIDGE = 1e-4  # ρ, relative to the mean of the diagonal
 PART, LEAST = 8, 64  # a basis holds one in so many of a layer's directions, and as many as this at least
@@ -113,23 +112,20 @@ def write_gram_matrices(
     matrices: Iterable[tuple[Tensor, Tensor]],
     *,
     experts: int,
-    by_layer: bool = False,
     fingerprint: str,
     rows: int,
 ) -> Path:
     """Write the folder `out` from pairs (G, G Wᵀ), one in memory at a time; meanwhile they take disk, whole.
 
-    They come expert after expert, each layer by layer, or with `by_layer` the other way round. `layers` holds average
-    weights (out, in); `rows` is how many texts an expert was shown.
+    They come expert after expert, each layer by layer. `layers` holds average weights (out, in); `rows` is how many
+    texts an expert was shown.
     """
     shapes = {name: (weight.shape[0], weight.shape[1]) for name, weight in layers.items()}
     facts = {"model_type": "tanbr_grams", "model_sha256": fingerprint, "rows": rows}
-    order = [(layer, k) for k in range(experts) for layer in shapes]
-    if by_layer:
-        order = [(layer, k) for layer in shapes for k in range(experts)]
     whole = [
         TensorSpec(_name(layer, k, side), torch.float32, (shapes[layer][1], size))
-        for layer, k in order
+        for k in range(experts)
+        for layer in shapes
         for side, size in (("G", shapes[layer][1]), ("GW", shapes[layer][0]))
     ]
     with new_folder(out) as folder, tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -1,6 +1,5 @@
 """Merges by regression: by hand for one layer, then against RegMean and the experts on whole models."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,7 @@ from tanbr.lab.rivals.probes import Probe, Probes
 from tanbr.lab.rivals.regmean import measure, regmean
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.merge.gram_matrices import SHRINKAGE, GramMatrices, shrunk, solved, write_gram_matrices
-from tanbr.moe.checkpoint import Checkpoint
+from tanbr.merge.gram_matrices import GramMatrices, shrunk, solved, write_gram_matrices
 from tanbr.moe.family import Piece
 
 BLEND = np.array([0.5, 0.3, 0.2, 0.0])
@@ -95,48 +93,6 @@ def test_grams_of_other_weights_are_refused(folder: Path, tmp_path: Path) -> Non
         open_moe(tmp_path / "other", method="regression")
 
 
-# --- RegMean++: what an expert sees behind merged layers, against a model put together by hand
-
-
-@pytest.fixture(scope="module")
-def both(related: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("both") / "moe"
-    shutil.copytree(related, path)
-    for merged in (False, True):
-        measure(open_moe(path), some_probes(), rows=60, merged=merged)
-    return path
-
-
-def layer(number: int, part: str) -> str:
-    return f"bert.encoder.layer.{number}.{part}.dense"
-
-
-def test_the_second_ffn_sees_the_first_one_merged(both: Path) -> None:
-    expert = 2
-    model = open_moe(both).dense(np.eye(K)[expert])
-    first = open_moe(both, method="regression").dense().state_dict()  # evenly merged by regression
-    with torch.no_grad():
-        for name, value in first.items():
-            if "encoder.layer.0." in name:
-                model.get_parameter(name).copy_(value)
-    seen: list[torch.Tensor] = []
-    model.get_submodule(layer(1, "intermediate")).register_forward_hook(lambda _, args, __: seen.append(args[0]))
-    with torch.no_grad():
-        model(**some_probes()[expert][0].inputs)
-    x = seen[0].flatten(0, 1).double()
-    gram = x.T @ x / len(x)
-    expected = SHRINKAGE * gram + (1 - SHRINKAGE) * gram.diagonal().diag()
-    name = layer(1, "intermediate")
-    away = []
-    for kept in (Checkpoint(both / folder) for folder in ("grams-merged", "grams")):
-        basis, seen = (kept.tensor(f"{name}.{part}").double() for part in ("basis", f"{expert}.seen"))
-        # a mean over m tokens in float32: at most m roundings of what is added up, for each input of the basis
-        bound = len(x) * torch.finfo(torch.float32).eps * x.square().mean(dim=0).max() * basis.abs().sum(dim=0).max()
-        away.append(float((seen - expected @ basis).abs().max() / bound))
-    assert away[0] <= 1
-    assert away[1] > 10  # or the comparison above says nothing
-
-
-def test_matrices_are_measured_once(both: Path) -> None:
-    with pytest.raises(OutputError, match="grams-merged is there already"):
-        measure(open_moe(both), some_probes(), rows=60, merged=True)
+def test_matrices_are_measured_once(folder: Path) -> None:
+    with pytest.raises(OutputError, match="grams is there already"):
+        measure(open_moe(folder), some_probes(), rows=60)

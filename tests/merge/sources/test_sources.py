@@ -118,7 +118,7 @@ def test_export_certifies_and_stock_transformers_loads_it(opened, tmp_path) -> N
     assert len(certificate["source"]["sha256"]) == 2 * len({file.path.parent for file in moe.files})
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("regression", "regmeanpp")])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "regression"])
 def test_every_method_that_needs_no_data_merges_them(opened, method) -> None:
     moe, blend = opened
     moe = Moe(moe.source, method=method)

@@ -5,12 +5,11 @@ Jin, Ren, Preotiuc-Pietro, Cheng: Dataless Knowledge Fusion by Merging Weights o
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,9 +17,7 @@ from tanbr.errors import OutputError
 from tanbr.lab.rivals.probes import Probe, Probes
 from tanbr.merge import Moe
 from tanbr.merge import measure as alone
-from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, SHRINKAGE, shrunk, solved, write_gram_matrices
-from tanbr.merge.skeleton import locate
-from tanbr.moe.family import Site
+from tanbr.merge.gram_matrices import FOLDER, SHRINKAGE, shrunk, solved
 
 RIDGE = 1e-6  # in float64; see `gram_matrices.RIDGE`
 
@@ -58,52 +55,12 @@ class Regression:
         return solved(torch.as_tensor(self._left), torch.as_tensor(self._right), average, ridge=RIDGE)
 
 
-def measure(
-    moe: Moe, probes: Probes, *, rows: int, merged: bool = False, report: Callable[[int], None] = lambda _: None
-) -> Path:
-    """Write the Gram matrices beside the experts; with `merged` those of RegMean++, behind layers that are merged."""
-    folder = moe.source.beside(FOLDER_MERGED if merged else FOLDER)
+def measure(moe: Moe, probes: Probes, *, rows: int, report: Callable[[int], None] = lambda _: None) -> Path:
+    """Write the Gram matrices beside the experts."""
+    folder = moe.source.beside(FOLDER)
     if folder.exists():
         raise OutputError(f"{folder} is there already; remove it to measure anew")
-    if not merged:
-        return alone.measure(moe, [[one.inputs for one in own] for own in probes], folder, rows=rows, report=report)
-    model = moe.dense()
-    layers = alone.learned(moe, model, probes[0][0].inputs)
-    averages = {name: layer.weight.detach().clone() for name, layer in layers.items()}
-    matrices = _behind_merged(moe, model, layers, probes, report)
-    return write_gram_matrices(
-        folder, averages, matrices, experts=moe.num_experts, by_layer=True, fingerprint=moe.fingerprint, rows=rows
-    )
-
-
-@torch.no_grad()
-def _behind_merged(
-    moe: Moe, model: Any, layers: Mapping[str, nn.Linear], probes: Probes, report: Callable[[int], None]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Measure (G, G Wᵀ) site after site, on each expert's rows with its own FFN; the sites before are merged."""
-    K = moe.num_experts
-    sites = dict.fromkeys(_site_of(moe)[name] for name in layers)  # in the order in which they run
-    for done, site in enumerate(sites):
-        own_layers = {name: layer for name, layer in layers.items() if _site_of(moe)[name] == site}
-        pieces = [piece for piece in moe.plan.blended if piece.target in {part.target for part in site.parts}]
-        found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in own_layers}
-        for expert, own in enumerate(probes):
-            for piece in pieces:
-                moe.source.average(locate(model, piece.target)[piece.region], piece, np.eye(K)[expert].tolist())
-            for name, gram in grams(model, own_layers, own).items():
-                found[name].append(alone.pair(gram, layers[name]))
-        for piece in pieces:
-            moe.source.average(locate(model, piece.target)[piece.region], piece, [1 / K] * K)
-        for name, pairs in found.items():
-            left, right = (torch.stack(side).mean(dim=0) for side in zip(*pairs, strict=True))
-            layers[name].weight.copy_(solved(left, right, layers[name].weight))
-            yield from pairs
-        report(K * (done + 1) // len(sites))
-
-
-def _site_of(moe: Moe) -> dict[str, Site]:
-    """Find the site that each linear layer belongs to."""
-    return {part.target.rpartition(".")[0]: site for site in moe.sites for part in site.parts}
+    return alone.measure(moe, [[one.inputs for one in own] for own in probes], folder, rows=rows, report=report)
 
 
 def grams(model: Any, layers: Mapping[str, nn.Linear], probes: Sequence[Probe]) -> dict[str, Tensor]:

@@ -6,20 +6,17 @@ minimises Σ_k x_k · mean ‖W u − W_k u‖² over the inputs u that expert k
 times 0.9, and ρ, a little of the mean of the diagonal, gives directions that no expert sees the average. The even blend
 is RegMean (Jin et al., ICLR 2023; `lab/rivals/regmean.py` measures the matrices), a one-hot blend the expert itself.
 
-RegMean++ (Nguyen et al., 2025) measures the matrices layer after layer, behind layers that are merged, by regression
-and evenly. They are measured once, and serve every blend.
-
 The system is solved in a basis of an eighth of the layer's inputs, for the change W(x) − W̄: `merge/gram_matrices.py`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from tanbr.errors import CheckpointError
-from tanbr.merge.gram_matrices import FOLDER, FOLDER_MERGED, GramMatrices
+from tanbr.merge.gram_matrices import FOLDER, GramMatrices
 from tanbr.merge.methods.method import Method
 from tanbr.moe.checkpoint import TensorFile
 from tanbr.moe.family import Piece
@@ -30,14 +27,15 @@ class Regression(Method):
     """Regression on what each expert sees when it runs alone; biases, and what is no linear layer, are averaged."""
 
     name = "regression"
-    needs: ClassVar[str] = "Gram matrices of what the experts see: `tanbr survey CHECKPOINT --grams regression`"
-    folder: ClassVar[str] = FOLDER
 
     def __post_init__(self) -> None:
         experts = self.experts
-        place = experts.beside(self.folder)
+        place = experts.beside(FOLDER)
         if not place.is_dir():
-            raise CheckpointError(f"{place.parent} lacks what merging by {self.name} needs: {self.needs}")
+            raise CheckpointError(
+                f"{place.parent} lacks what merging by regression needs, Gram matrices of what the experts see: "
+                "`tanbr survey CHECKPOINT --grams regression`"
+            )
         self._matrices = GramMatrices(
             place, experts.blended, experts=experts.count, fingerprint=experts.checkpoint.fingerprint
         )
@@ -57,12 +55,3 @@ class Regression(Method):
     def facts(self) -> dict[str, Any]:
         """How many texts of its own an expert was shown."""
         return {"grams": self._matrices.checkpoint.config["rows"]}
-
-
-@dataclass(eq=False)
-class RegMeanPlusPlus(Regression):
-    """Regression on what each expert sees behind merged layers."""
-
-    name = "regmeanpp"
-    needs = "Gram matrices of what the experts see behind merged layers: `tanbr survey CHECKPOINT --grams regmeanpp`"
-    folder: ClassVar[str] = FOLDER_MERGED

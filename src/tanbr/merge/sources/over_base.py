@@ -173,23 +173,6 @@ class OverBase(ExpertSource):
         self.average(out, piece, self._alone(expert))
         return out.view(-1)
 
-    def rows(self, piece: Piece, chosen: Sequence[int], part: slice = slice(None)) -> Tensor:
-        """Read a part of the chosen experts as rows (r, n); only the lines of the matrix that it cuts are built."""
-        if piece.target not in self.factors:
-            return super().rows(piece, chosen, part)
-        begin, end, _ = part.indices(math.prod(piece.shape))
-        width = piece.shape[1]
-        lines = slice(begin // width, -(-end // width))
-        cut = slice(begin - lines.start * width, end - lines.start * width)
-        found = []
-        for expert in chosen:
-            stored = self.checkpoint.tensor(piece.blocks[expert][0])[lines]
-            wide = stored.to(torch.promote_types(stored.dtype, torch.float32))
-            product = self._product(piece, self._alone(expert))
-            whole = wide if product is None else torch.addmm(wide, product[0][lines], product[1])
-            found.append(whole.reshape(-1)[cut])
-        return torch.stack(found)
-
     def _joined(self, blend_only: BlendOnly, named: list[tuple[str, ...]]) -> list[Piece]:
         """Make the pieces of the whole model; heads whose labels differ become one head."""
         own = labels_of(self.config)

@@ -78,6 +78,13 @@ class ExpertSource:
         """View what a piece's experts came from (n,); None if that is not known."""
         return None
 
+    def base(self, piece: Piece) -> Tensor:
+        """Give what a piece's experts came from (n,), as `rows` does; their mean where it is not known."""
+        origin = self.ancestor(piece)
+        if origin is None:
+            return self.rows(piece, range(self.count)).mean(dim=0)
+        return origin.to(torch.promote_types(origin.dtype, torch.float32))
+
     def average(self, out: Tensor, piece: Piece, weights: Sequence[float]) -> None:
         """Set `out` to the weighted sum (K,) of a piece's experts, at the speed of reading those above 0."""
         weighted_sum(out, self.checkpoint, piece.blocks, [weight * piece.scale for weight in weights])
