@@ -64,8 +64,9 @@ class ExpertSource:
 
     def beside(self, folder: str) -> Path:
         """Name a folder for what was measured of these experts: beside them, or where a server keeps it."""
-        own = self.checkpoint.path / folder
-        return own if self.measured is None or own.is_dir() else self.measured / folder
+        name = f"{folder}-base" if self.with_base else folder
+        own = self.checkpoint.path / name
+        return own if self.measured is None or own.is_dir() else self.measured / name
 
     def check(self, expert: int) -> None:
         """Refuse an expert that holds NaN or infinity, before it gets near a model in use."""
@@ -181,10 +182,6 @@ class MoeOverAncestor(MoeCheckpoint):
     def ancestor(self, piece: Piece) -> Tensor:
         """View the ancestor's part of a piece (n,)."""
         return self.one(piece, self.trained)
-
-    def beside(self, folder: str) -> Path:
-        """Name a folder for what was measured of the experts and their ancestor."""
-        return super().beside(f"{folder}-base")
 
     def own_files(self, expert: int) -> list[Path]:
         """List the ancestor's files; the others lie side by side."""
