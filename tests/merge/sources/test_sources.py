@@ -98,6 +98,15 @@ def test_merging_in_place_is_merging_anew(opened) -> None:
         assert torch.equal(mine, other), name
 
 
+def test_what_a_server_measures_lies_in_its_own_folder_unless_it_is_beside_the_experts(opened, tmp_path) -> None:
+    source = opened[0].source
+    beside = source.beside("grams")
+    source.measured = tmp_path / "state"
+    assert source.beside("grams").parent == tmp_path / "state"  # the experts' own may be read-only
+    beside.mkdir()
+    assert source.beside("grams") == beside
+
+
 def test_methods_read_an_expert_in_parts_as_in_whole(opened) -> None:
     moe, _ = opened
     for piece in moe.plan.blended:

@@ -9,46 +9,35 @@ agree; a blend that comes near one expert then does not come near its merge (doc
 Yadav et al., TIES-Merging: Resolving Interference When Merging Models, NeurIPS 2023; weighted as mergekit does it.
 """
 
-import math
-from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from tanbr.merge.methods.differences import OfDifferences
-from tanbr.moe.family import Piece
+from tanbr.merge.methods.method import Scale, merge_method
 
 
-@dataclass(eq=False)
-class Ties(OfDifferences):
+@merge_method("ties")
+def ties(
+    rows: Tensor,
+    weights: Tensor,
+    base: Tensor,
+    *,
+    density: Annotated[float, Field(gt=0, le=1)] = 0.5,
+    normalise: bool = False,  # whether what agrees is divided by its own share of the blend
+    scale: Scale = 1.0,
+) -> Tensor:
     """Trim, elect a sign, add up what agrees with it."""
-
-    name = "ties"
-    density: Annotated[float, Field(gt=0, le=1)] = 0.5
-    normalise: bool = False  # whether what agrees is divided by its own share of the blend
-
-    def __post_init__(self) -> None:
-        self._least: dict[tuple[str, int], Tensor] = {}  # (K, 1) the smallest difference that stays; any blend's
-
-    def combined(self, differences: Tensor, weights: Tensor, piece: Piece, chosen: list[int], at: int) -> Tensor:  # noqa: ARG002
-        """Combine what is large and agrees."""
-        kept = differences * (differences.abs() >= self._thresholds(piece)[chosen])
-        weighted = weights * kept
-        agrees = torch.where(weighted.sum(dim=0) >= 0, kept > 0, kept < 0)
-        total = (weighted * agrees).sum(dim=0)
-        if not self.normalise:
-            return total
-        share = (weights * agrees).sum(dim=0)
-        return total / torch.where(share > 0, share, 1.0)
-
-    def _thresholds(self, piece: Piece) -> Tensor:
-        key = piece.target, piece.start
-        if key not in self._least:
-            size = math.prod(piece.shape)
-            rank = size - max(1, int(self.density * size)) + 1  # counted from the smallest
-            every = list(range(self.experts.count))
-            sizes = self.differences(piece, every)[1].abs_()  # (K, n), for one tensor at a time
-            self._least[key] = torch.stack([sizes[expert].kthvalue(rank).values for expert in every])[:, None]
-        return self._least[key]
+    differences = rows.sub_(base)
+    sizes, dropped = differences.abs(), len(base) - max(1, int(density * len(base)))
+    least = np.partition(sizes.numpy(), dropped, axis=1)[:, dropped, None]  # twenty times as fast as torch's kthvalue
+    kept = differences * (sizes >= torch.from_numpy(least))
+    x = weights[:, 0]
+    agreeing = torch.where(x @ kept >= 0, kept.clamp(min=0), kept.clamp(max=0))
+    total = x @ agreeing
+    if normalise:
+        share = x @ (agreeing != 0).to(x)
+        total = total / torch.where(share > 0, share, 1.0)
+    return base + scale * total

@@ -6,19 +6,19 @@ Its rank is the sum of the ranks; layers that fewer adapters change are filled w
 (not every engine takes several).
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.nn import functional as F
 
 from tanbr.errors import InputError
 from tanbr.merge.blend import finite
 from tanbr.merge.export import About, certify_to
 from tanbr.merge.sources.over_base import OverBase
-from tanbr.merge.sources.peft_folder import PREFIX, SETTINGS, WEIGHTS, LowRank
+from tanbr.merge.sources.peft_folder import PREFIX, SETTINGS, WEIGHTS
 from tanbr.moe.checkpoint import TensorSpec
 from tanbr.moe.writing import new_folder, write_file, write_json
 
@@ -40,7 +40,7 @@ def export_adapter(
     changed = [target for target in ranks if ranks[target]] or list(ranks)[:1]  # the base alone: an adapter of zeros
     tensors: dict[str, Tensor] = {}
     for target in changed:
-        tensors |= _joined(moe, target, source.factors[target], weights, rank)
+        tensors |= _joined(source, target, weights, rank)
     if any(piece.target not in source.factors for piece in moe.plan.blended):
         merged = moe.tensors(weights, changing=True)
         tensors |= {PREFIX + name: one for name, one in merged if name not in source.factors}
@@ -69,15 +69,17 @@ def joinable(moe: "Moe") -> OverBase:
     return source
 
 
-def _joined(moe: "Moe", target: str, adds: Mapping[int, LowRank], weights: list[float], rank: int) -> dict[str, Tensor]:
+def _joined(source: OverBase, target: str, weights: list[float], rank: int) -> dict[str, Tensor]:
     """Put the factors of one module side by side, with the weights in B, and zeros up to `rank`."""
-    read, (like, *_) = moe.checkpoint.tensor, adds.values()
-    adds = {k: one for k, one in adds.items() if weights[k]}
-    downs = [read(one.down.name).float() for one in adds.values()]
-    ups = [read(one.up.name).float() * (weights[k] * one.scale) for k, one in adds.items()]
-    spare = rank - sum(len(down) for down in downs)
-    down = torch.cat([*downs, torch.zeros(spare, like.down.shape[1])])  # (R, n)
-    up = torch.cat([*ups, torch.zeros(like.up.shape[0], spare)], dim=1)  # (m, R)
+    like = next(iter(source.factors[target].values()))
+    sides = source.product(target, weights)
+    if sides is None:
+        down, up = torch.zeros(rank, like.down.shape[1]), torch.zeros(like.up.shape[0], rank)
+    else:
+        up, down = (side.float() for side in sides)
+        up, down = (down.T, up.T) if like.transposed else (up, down)
+        spare = rank - len(down)
+        down, up = F.pad(down, (0, 0, 0, spare)), F.pad(up, (0, spare))
     module = PREFIX + target.removesuffix(".weight")
     if like.embedding:
         return {f"{module}.lora_embedding_A": down, f"{module}.lora_embedding_B": up}

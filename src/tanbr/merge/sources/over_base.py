@@ -34,14 +34,7 @@ BlendOnly: TypeAlias = Literal["all", "ffn"]
 FFN = re.compile(  # as transformers' architectures name them
     r"(^|\.)(mlp|ffn|feed_forward|DenseReluDense|fc1|fc2|intermediate|(?<!attention\.)output\.dense)\."
 )
-WIDENED = 1 << 18  # elements of a half type that are widened at a time
 GLANCE = 1 << 16  # elements that are compared first: what was trained differs in them
-
-
-# All adapters' factors of one matrix W (m, n), one below the other, so that a blend is one product of them: the columns
-# of every B (R, m), the rows of every A (R, n), whose they are (R,) and s_k (R,). In memory they lie as a product reads
-# them fastest; side by side in files they would be gathered line by line.
-Stack: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class OverBase(ExpertSource):
@@ -50,7 +43,6 @@ class OverBase(ExpertSource):
     ancestors: dict[str, Block]  # target → where the base has it
     factors: Mapping[str, Mapping[int, LowRank]]  # target → expert → what it adds
     absent: dict[tuple[Block, ...], frozenset[int]]  # blocks of a head's piece → who lacks its labels
-    _stacks: dict[str, Stack]  # target → all its factors, when they were asked for once
 
     def __init__(
         self,
@@ -103,7 +95,7 @@ class OverBase(ExpertSource):
                 _check_fits(expert, base)
                 for target, added in expert.factors.items():
                     factors.setdefault(target, {})[k] = added
-        self.factors, self._stacks = factors, {}
+        self.factors = factors
         self.absent, self._lacked = {}, frozenset[str]()
         self.pieces = self._joined(blend_only, [tuple(of) for of in labels or [()] * self.trained])
         if not self.blended:
@@ -119,9 +111,8 @@ class OverBase(ExpertSource):
         return [spec for spec in super().unmerged if self.adapters or not spec.name.startswith(f"{BASE}:")]
 
     def beside(self, folder: str) -> Path:
-        """Name a folder beside the base; where the base is an expert, other things are measured."""
-        name = f"{folder}-base" if self.with_base else folder
-        return self.checkpoint.path / f"{name}-{self.checkpoint.fingerprint[:12]}"
+        """Name a folder beside the base, which may have other experts too."""
+        return super().beside(f"{folder}-{self.checkpoint.fingerprint[:12]}")
 
     def own_files(self, expert: int) -> list[Path]:
         """List an expert's files of weights; an adapter's settings scale them. All experts share the base's."""
@@ -146,49 +137,37 @@ class OverBase(ExpertSource):
 
     def average(self, out: Tensor, piece: Piece, weights: Sequence[float]) -> None:
         """Set `out` to Σ weights[k] · expert k: each stored tensor once, and one product of all factors."""
-        shares = self._shares(piece, weights)
-        product = self._product(piece, weights)  # (m, R), (R, n)
-        if product is None:
-            weighted_sum(out, self.checkpoint, list(shares), list(shares.values()))
-            return
-        left, right = product
-        if out.dtype == left.dtype and out.is_contiguous():
-            weighted_sum(out, self.checkpoint, list(shares), list(shares.values()))
-            out.addmm_(left.to(out.device), right.to(out.device))
-            return
-        stored = [(self.checkpoint.tensor(name), share) for (name, _), share in shares.items() if share]
-        step = max(1, WIDENED // piece.shape[1])
-        for at in range(0, piece.shape[0], step):  # summed in float32, rounded once
-            rows = slice(at, at + step)
-            total = left[rows] @ right
-            for tensor, share in stored:
-                total.add_(tensor[rows].to(left.dtype), alpha=share)
-            out[rows] = total.to(out)
+        shares, factors = self._shares(piece, weights), self.product(piece.target, weights)
+        total = out
+        if factors is not None and not (out.dtype == factors[0].dtype and out.is_contiguous()):
+            total = torch.empty(out.shape, dtype=factors[0].dtype)  # rounded once
+        weighted_sum(total, self.checkpoint, list(shares), list(shares.values()))
+        if factors is not None:
+            total.addmm_(*(side.to(total.device) for side in factors))
+        if total is not out:
+            out.copy_(total)
+
+    def product(self, target: str, weights: Sequence[float]) -> tuple[Tensor, Tensor] | None:
+        """Put the weighted factors of a matrix (m, n) side by side: (m, R) and (R, n); None where none is active."""
+        adds = [(one, weights[k]) for k, one in self.factors.get(target, {}).items() if weights[k]]
+        if not adds:
+            return None
+        wide = torch.promote_types(self._base.specs[target].dtype, torch.float32)
+        ups, downs = [], []
+        for one, weight in adds:
+            down, up = (self.checkpoint.tensor(side.name).to(wide) for side in (one.down, one.up))
+            left, right = (down.T, up.T) if one.transposed else (up, down)
+            ups.append(left * (weight * one.scale))
+            downs.append(right)
+        return torch.cat(ups, dim=1), torch.cat(downs)
 
     def one(self, piece: Piece, expert: int) -> Tensor:
         """Give one expert of a piece (n,), in its own type: a view where it is stored as it is."""
         if expert not in self.factors.get(piece.target, ()) and expert not in self.absent.get(piece.blocks, ()):
             return super().one(piece, expert)
         out = torch.empty(piece.shape, dtype=self.checkpoint.specs[piece.blocks[0][0]].dtype)
-        self.average(out, piece, self._alone(expert))
+        self.average(out, piece, [float(k == expert) for k in range(self.count)])
         return out.view(-1)
-
-    def rows(self, piece: Piece, chosen: Sequence[int], part: slice = slice(None)) -> Tensor:
-        """Read a part of the chosen experts as rows (r, n); only the lines of the matrix that it cuts are built."""
-        if piece.target not in self.factors:
-            return super().rows(piece, chosen, part)
-        begin, end, _ = part.indices(math.prod(piece.shape))
-        width = piece.shape[1]
-        lines = slice(begin // width, -(-end // width))
-        cut = slice(begin - lines.start * width, end - lines.start * width)
-        found = []
-        for expert in chosen:
-            stored = self.checkpoint.tensor(piece.blocks[expert][0])[lines]
-            wide = stored.to(torch.promote_types(stored.dtype, torch.float32))
-            product = self._product(piece, self._alone(expert))
-            whole = wide if product is None else torch.addmm(wide, product[0][lines], product[1])
-            found.append(whole.reshape(-1)[cut])
-        return torch.stack(found)
 
     def _joined(self, blend_only: BlendOnly, named: list[tuple[str, ...]]) -> list[Piece]:
         """Make the pieces of the whole model; heads whose labels differ become one head."""
@@ -283,9 +262,6 @@ class OverBase(ExpertSource):
         one, *others = (self.checkpoint.tensor(name).view(-1) for name, _ in dict.fromkeys(blocks))
         return any(not torch.equal(one[:GLANCE], other[:GLANCE]) or not torch.equal(one, other) for other in others)
 
-    def _alone(self, expert: int) -> list[float]:
-        return [float(k == expert) for k in range(self.count)]
-
     def _shares(self, piece: Piece, weights: Sequence[float]) -> dict[Block, float]:
         """Add up the weights of what is stored: block → weight; an expert's lack is filled with the others' mean."""
         lacking = self.absent.get(piece.blocks, frozenset())
@@ -298,33 +274,6 @@ class OverBase(ExpertSource):
         if len(shares) == 1 and math.isclose(sum(shares.values()), 1.0, rel_tol=1e-9):
             return dict.fromkeys(shares, 1.0)  # a blend sums to 1 up to rounding
         return shares
-
-    def _product(self, piece: Piece, weights: Sequence[float]) -> tuple[Tensor, Tensor] | None:
-        """Put the weighted factors of a matrix (m, n) side by side: (m, R) and (R, n); None where none is active."""
-        if not any(weights[k] for k in self.factors.get(piece.target, ())):
-            return None
-        wide = torch.promote_types(self.checkpoint.specs[piece.blocks[0][0]].dtype, torch.float32)
-        ups, downs, owners, own = self._stack(piece.target)
-        scales = torch.tensor(weights, dtype=wide)[owners] * own.to(wide)  # (R,)
-        active = scales != 0
-        if not active.all():
-            scales, ups, downs = scales[active], ups[active], downs[active]
-        ups, downs = ups.to(wide), downs.to(wide)
-        if ups.shape[1] <= downs.shape[1]:  # the smaller of the two is weighted
-            return (ups * scales[:, None]).T, downs
-        return ups.T, downs * scales[:, None]
-
-    def _stack(self, target: str) -> Stack:
-        if target not in self._stacks:
-            adds, read = self.factors[target], self.checkpoint.tensor
-            sides = [(read(one.up.name).T, read(one.down.name)) for one in adds.values()]
-            sides = [pair[::-1] if one.transposed else pair for pair, one in zip(sides, adds.values(), strict=True)]
-            ups, downs = zip(*sides, strict=True)
-            ranks = torch.tensor([len(up) for up in ups])
-            scales = torch.tensor([one.scale for one in adds.values()], dtype=torch.float64)
-            owners = torch.tensor(list(adds)).repeat_interleave(ranks)
-            self._stacks[target] = torch.cat(ups), torch.cat(downs), owners, scales.repeat_interleave(ranks)
-        return self._stacks[target]
 
 
 def _check_fits(adapter: Adapter, base: Checkpoint) -> None:
@@ -356,7 +305,7 @@ def sites_of(blended: Sequence[Piece]) -> list[Site]:
         layer = re.match(r".+?\.\d+(?=\.)", piece.target)
         name = layer[0] if layer else piece.target.rpartition(".")[0] or piece.target
         role: Literal["up", "up_bias"] = "up" if len(piece.shape) > 1 else "up_bias"
-        groups.setdefault(name, []).append(Part(role, piece.shape, piece.blocks, piece.target, None))
+        groups.setdefault(name, []).append(Part(role, piece.shape, piece.blocks, piece.target))
     return [Site(name, tuple(parts), Fold(1.0, "none")) for name, parts in groups.items()]
 
 

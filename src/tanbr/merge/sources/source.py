@@ -21,7 +21,6 @@ from tanbr.moe.checkpoint import Checkpoint, TensorFile, TensorSpec, digests_of,
 from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Block, Family, Piece, Settings, Site
 
-ROWS = 256  # of a matrix, that tell whether it descends from another
 BASE = "base/"  # the base among the members of a joined checkpoint: no path ends like this
 
 
@@ -65,8 +64,9 @@ class ExpertSource:
 
     def beside(self, folder: str) -> Path:
         """Name a folder for what was measured of these experts: beside them, or where a server keeps it."""
-        own = self.checkpoint.path / folder
-        return own if self.measured is None or own.is_dir() else self.measured / folder
+        name = f"{folder}-base" if self.with_base else folder
+        own = self.checkpoint.path / name
+        return own if self.measured is None or own.is_dir() else self.measured / name
 
     def check(self, expert: int) -> None:
         """Refuse an expert that holds NaN or infinity, before it gets near a model in use."""
@@ -78,6 +78,13 @@ class ExpertSource:
     def ancestor(self, piece: Piece) -> Tensor | None:  # noqa: ARG002
         """View what a piece's experts came from (n,); None if that is not known."""
         return None
+
+    def base(self, piece: Piece) -> Tensor:
+        """Give what a piece's experts came from (n,), as `rows` does; their mean where it is not known."""
+        origin = self.ancestor(piece)
+        if origin is None:
+            return self.rows(piece, range(self.count)).mean(dim=0)
+        return origin.to(torch.promote_types(origin.dtype, torch.float32))
 
     def average(self, out: Tensor, piece: Piece, weights: Sequence[float]) -> None:
         """Set `out` to the weighted sum (K,) of a piece's experts, at the speed of reading those above 0."""
@@ -96,19 +103,6 @@ class ExpertSource:
         """Tell whether any two experts of a piece differ: where none do, every blend is each of them."""
         first = self.one(piece, 0)
         return any(not torch.equal(first, self.one(piece, expert)) for expert in range(1, self.count))
-
-    def kinship(self) -> list[float] | None:
-        """Cosine (K,) of each expert's matrices with the ancestor's, by their first rows; None if it is not known."""
-        cosines: list[Tensor] = []
-        for piece in self.blended:
-            ancestor = self.ancestor(piece) if len(piece.shape) > 1 else None
-            if ancestor is not None:
-                width = math.prod(piece.shape[1:])
-                part = slice(0, min(ROWS, piece.shape[0]) * width)
-                rows = self.rows(piece, range(self.count), part).view(self.count, -1, width)
-                origin = ancestor[part].to(rows.dtype).view(-1, width)
-                cosines.append(torch.cosine_similarity(rows, origin, dim=2).mean(dim=1))  # (K,)
-        return torch.stack(cosines).mean(dim=0).tolist() if cosines else None
 
 
 class MoeCheckpoint(ExpertSource):
@@ -188,10 +182,6 @@ class MoeOverAncestor(MoeCheckpoint):
     def ancestor(self, piece: Piece) -> Tensor:
         """View the ancestor's part of a piece (n,)."""
         return self.one(piece, self.trained)
-
-    def beside(self, folder: str) -> Path:
-        """Name a folder for what was measured of the experts and their ancestor."""
-        return super().beside(f"{folder}-base")
 
     def own_files(self, expert: int) -> list[Path]:
         """List the ancestor's files; the others lie side by side."""
