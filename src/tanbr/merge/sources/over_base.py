@@ -13,6 +13,7 @@ adapter, B_k A_k what that adds. A merge sums the tensors, each once, and adds o
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -147,19 +148,26 @@ class OverBase(ExpertSource):
         if total is not out:
             out.copy_(total)
 
+    @cached_property
+    def _views(self) -> dict[str, list[tuple[int, float, Tensor, Tensor]]]:
+        """The mapped factors of every matrix (m, n): expert k, s_k, (m, r), (r, n)."""
+        found: dict[str, list[tuple[int, float, Tensor, Tensor]]] = {}
+        for target, adds in self.factors.items():
+            for k, one in adds.items():
+                down, up = (self.checkpoint.tensor(side.name) for side in (one.down, one.up))
+                left, right = (down.T, up.T) if one.transposed else (up, down)
+                found.setdefault(target, []).append((k, one.scale, left, right))
+        return found
+
     def product(self, target: str, weights: Sequence[float]) -> tuple[Tensor, Tensor] | None:
         """Put the weighted factors of a matrix (m, n) side by side: (m, R) and (R, n); None where none is active."""
-        adds = [(one, weights[k]) for k, one in self.factors.get(target, {}).items() if weights[k]]
-        if not adds:
+        views = self._views.get(target, ())
+        active = [(weights[k] * scale, left, right) for k, scale, left, right in views if weights[k]]
+        if not active:
             return None
         wide = torch.promote_types(self._base.specs[target].dtype, torch.float32)
-        ups, downs = [], []
-        for one, weight in adds:
-            down, up = (self.checkpoint.tensor(side.name).to(wide) for side in (one.down, one.up))
-            left, right = (down.T, up.T) if one.transposed else (up, down)
-            ups.append(left * (weight * one.scale))
-            downs.append(right)
-        return torch.cat(ups, dim=1), torch.cat(downs)
+        ups = [left.to(wide) * scale for scale, left, _ in active]
+        return torch.cat(ups, dim=1), torch.cat([right.to(wide) for *_, right in active])
 
     def one(self, piece: Piece, expert: int) -> Tensor:
         """Give one expert of a piece (n,), in its own type: a view where it is stored as it is."""
