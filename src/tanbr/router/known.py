@@ -16,8 +16,8 @@ from tanbr.types import FloatArray, lock
 FIXED = 600  # fixed candidate blends: 400 more were no better (docs/router.md)
 LIFT = 0.4  # how much more a task is expected to earn from its own expert alone than without it; fits correct it
 BETA_FLOOR = 0.5  # deviations in the bound in the end: with less, runs stayed on the wrong hill
-DOUBT = 1.0  # deviations by which a practised blend must be better than the start blend: without, a MiniLM-MoE served
-# what suited its log and no other row (docs/learning.md)
+DOUBT = 0.5  # deviations of its difference from the start blend that are taken off a practised blend: one that won on
+# the log by luck is served less often (docs/router.md)
 BETA_HALF = 200.0  # told slots in which the way to the floor is halved
 
 
