@@ -153,9 +153,8 @@ def test_what_only_llama_cpp_knows_of_goes_to_it_and_back(server: Front) -> None
         assert last.usage.prompt_tokens == only_w.usage.prompt_tokens
         said: Any = client.completions.create(seed=3, logprobs=2, stop=["\n"], **how)
         assert said_in(said) == said_in(client.completions.create(seed=3, stop=["\n"], **how))
-        with pytest.raises(openai.BadRequestError) as refused:
+        with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):
             client.completions.create(**how | {"prompt": "w" * 5000})
-        assert refused.value.type == "exceed_context_size_error"
 
 
 def test_an_engine_that_is_killed_or_comes_back_with_other_files_answers_nobody_until_it_has_the_right_ones(
