@@ -1,19 +1,24 @@
-"""Replicas on a real Ray: kills and restarts of the embedded model under load, and what a second replica is worth.
+"""Replicas on a real Ray: kills and restarts of the embedded model, what a second one is worth, what a thousand take.
 
     python benchmarks/replicas.py kills --out docs/results/ray/kills.json
     python benchmarks/replicas.py restart --out docs/results/ray/restart.json
     python benchmarks/replicas.py throughput --rounds 5 --seconds 10 --out docs/results/ray/throughput.json
+    python benchmarks/replicas.py crowd --crowd 100 300 1000 --out docs/results/ray/crowd.json
 
 The clients are processes of their own. Under kills every client sends texts and, for each answer, feedback; what the
 server refuses with 5xx, or drops, is sent again. Then the store is read: every piece of feedback that was acknowledged
 must be there, once, and be told to the router, once. All clients send the same texts, so that all answers of a merge
 version must be alike: one that was made by two versions would not be. A slot ends every few seconds.
 
+A crowd is simulated: replicas of which only the messages are there, all of them in one process, before the learner's
+real actor. They report as real ones do, with texts that nobody asked, and merge nothing.
+
 Kills come in stretches, each on a cluster and a state of its own. What a stretch found is added to the file at once,
 and the same command goes on from there.
 """
 
 import argparse
+import asyncio
 import http.client
 import json
 import multiprocessing
@@ -30,14 +35,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import ray
 from ray import serve as ray_serve
 
 from serving.models import with_tasks
+from tanbr.fleet.fleet import Hello, Report, Welcome
 from tanbr.fleet.ray import ClusterConfig, app, run
-from tanbr.fleet.ray.learner import NAMESPACE, RayMachine, name_of
+from tanbr.fleet.ray.learner import NAMESPACE, RayMachine, end_learner, found_learner, name_of
+from tanbr.fleet.replica import REST, ReportBox
 from tanbr.lab.tasks import tiny
+from tanbr.serve.build import opened
 from tanbr.serve.config import ServeConfig
+from tanbr.serve.lineage import MadeFor, made_for
+from tanbr.serve.panel import Answers
 from tanbr.serve.store import FILE
 from tanbr.serve.web.config import HttpConfig
 
@@ -315,6 +326,104 @@ def throughput(given: argparse.Namespace) -> dict[str, Any]:
     return {"model": model.name, "texts_a_second": best, "two_over_one": round(ratio, 2)}
 
 
+class Simulated:
+    """A replica of which only the messages are there: so many texts a second are answered, and nothing is merged."""
+
+    def __init__(self, name: str, learner: Any, mine: MadeFor, *, texts: int) -> None:
+        self._name, self._learner, self._mine, self._texts = name, learner, mine, texts
+        self._box, self._answered = ReportBox(), 0
+        self.reports, self.greetings, self.late = 0, 0, list[float]()
+
+    async def run(self, ends: asyncio.Event) -> None:
+        """Report until the end, as `tanbr.fleet.replica.Link` does."""
+        at = prepared = None
+        answering, started = False, time.monotonic()
+        while not ends.is_set():
+            if at is None:
+                welcome: Welcome = await self._learner.call.remote("hello", Hello(self._name, self._mine))
+                at, versions, ids = welcome.order.slot, welcome.order.versions, welcome.ids
+                self.greetings += 1
+            self._answer(at, versions[0], ids, int(self._texts * (time.monotonic() - started)))
+            number, messages = self._box.untaken()
+            report = Report(self._name, at, answering, prepared=prepared, number=number, messages=messages)
+            asked = time.monotonic()
+            reply = await self._learner.call.remote("ask", report)
+            self.late.append(time.monotonic() - asked)
+            self.reports += 1
+            if not reply.known:
+                at = None
+                continue
+            self._box.taken(reply.taken)
+            answering = answering if reply.answer is None else reply.answer
+            if reply.order is not None:
+                at, versions, prepared = reply.order.slot, reply.order.versions, None
+            elif reply.proposal is not None:
+                prepared = reply.proposal.number
+            await asyncio.sleep(REST)
+
+    def _answer(self, slot: int, version: int, ids: Any, count: int) -> None:
+        """Have answered so many texts by now."""
+        new, self._answered = min(count - self._answered, len(TEXTS)), count
+        if new:
+            told = tuple(ids.issue(slot, new))
+            self._box.put(Answers(version, slot, told, tuple(TEXTS[:new]), np.zeros((new, 15)), np.zeros(new), None))
+
+
+async def crowded(config: ClusterConfig, count: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Have so many report to the learner, and turn slots meanwhile: what the learner's process takes for it."""
+    learner, ends = found_learner(config), asyncio.Event()
+    mine = made_for(opened(config.checkpoint, method=None), ())
+    process = psutil.Process(await learner.__ray_call__.remote(lambda _: os.getpid()))
+    all_of_them = [Simulated(f"simulated-{n}", learner, mine, texts=given.texts) for n in range(count)]
+    running = [asyncio.create_task(one.run(ends)) for one in all_of_them]
+
+    def spent() -> float:
+        return sum(process.cpu_times()[:2])
+
+    while not all(one.reports > 2 for one in all_of_them):
+        await asyncio.sleep(0.2)
+    before, worked, started = sum(one.reports for one in all_of_them), spent(), time.monotonic()
+    for one in all_of_them:
+        one.late.clear()
+    await asyncio.sleep(given.seconds)
+    took = time.monotonic() - started
+    steady = {
+        "reports_a_second": (sum(one.reports for one in all_of_them) - before) / took,
+        "learner_cores": (spent() - worked) / took,
+        "seconds_to_an_answer": float(np.median([late for one in all_of_them for late in one.late])),
+    }
+    turns, work = [], []
+    for _ in range(given.rounds):
+        worked, started = spent(), time.monotonic()
+        await learner.call.remote("end_slot")
+        turns.append(time.monotonic() - started)
+        work.append(spent() - worked)
+        await asyncio.sleep(1.0)
+    members = await learner.members.remote()
+    ends.set()
+    await asyncio.gather(*running)
+    return {
+        "replicas": count, "texts_a_second_each": given.texts, **steady,
+        "turn_seconds": turns, "turn_cores_seconds": work,
+        "followed": sum(answers for _, _, answers in members),
+        "greeted_again": sum(one.greetings for one in all_of_them) - count,
+    }  # fmt: skip
+
+
+def crowd(given: argparse.Namespace) -> dict[str, Any]:
+    """Simulate more and more replicas, each crowd before a learner of its own."""
+    serve = ServeConfig(slot_seconds=3600.0, explore="always", merge_share=1.0)
+    ray.init(address="local", num_cpus=os.cpu_count(), include_dashboard=False)
+    found = []
+    for count in [10] if given.quick else given.crowd:
+        config = ClusterConfig(state=Path(tempfile.mkdtemp()) / "state", serve=serve, name=f"crowd-{count}")
+        found.append(asyncio.run(crowded(config, count, given)))
+        print(found[-1], flush=True)
+        end_learner(config, seconds=60.0)
+    ray.shutdown()
+    return {"crowds": found}
+
+
 def write(path: Path | None, found: dict[str, Any]) -> None:
     """Write figures down."""
     if path is not None:
@@ -326,9 +435,11 @@ def write(path: Path | None, found: dict[str, Any]) -> None:
 def main() -> None:
     """Print the figures, and write them down."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["kills", "restart", "throughput"], nargs="?", default="kills")
+    parser.add_argument("what", choices=["kills", "restart", "throughput", "crowd"], nargs="?", default="kills")
     parser.add_argument("--quick", action="store_true", help="two kills, one restart, or one short round")
     parser.add_argument("--replicas", type=int, default=3, help="under kills")
+    parser.add_argument("--crowd", type=int, nargs="+", default=[100, 300, 1000], help="replicas that are simulated")
+    parser.add_argument("--texts", type=int, default=8, help="a second that each of the simulated answers")
     parser.add_argument("--replica-kills", type=int, default=100)
     parser.add_argument("--learner-kills", type=int, default=20)
     parser.add_argument("--most-seconds", type=float, default=3600.0)
@@ -341,7 +452,7 @@ def main() -> None:
         given.replica_kills = given.learner_kills = given.rounds = 1
         given.seconds = 2.0
     before = os.getloadavg()[0]
-    found = {"kills": kills, "restart": restart, "throughput": throughput}[given.what](given)
+    found = {"kills": kills, "restart": restart, "throughput": throughput, "crowd": crowd}[given.what](given)
     found |= {"load": [round(before, 1), round(os.getloadavg()[0], 1)]}
     print(json.dumps(found, indent=1))
     write(given.out, found)

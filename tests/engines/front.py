@@ -1,5 +1,6 @@
 """`tanbr serve --engine …` as a process, and what is asked of it: the same before a fake engine and a real one."""
 
+import os
 import re
 import signal
 import statistics
@@ -104,6 +105,21 @@ def after_a_kill(
         answer: Any = client.completions.create(**how)
     assert answer.merge_version == pinned["merge_version"]
     return texts(answer)
+
+
+def after_a_hang(server: Front, engine: Any) -> None:
+    """Stop the engine under a server: 503, once that is found out; and it goes on when the engine does."""
+    asked = {"model": "tanbr", "prompt": "w", "max_tokens": 1}
+    os.killpg(engine.process.pid, signal.SIGSTOP)
+    try:
+        while httpx2.get(f"{server.url}/readyz").is_success:
+            time.sleep(0.2)
+        refused = server.ask("/v1/completions", asked)
+        assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
+    finally:
+        os.killpg(engine.process.pid, signal.SIGCONT)
+    ready(server)
+    assert server.ask("/v1/completions", asked).is_success
 
 
 def greedy(moe: Moe | None, *, limit: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -17,6 +18,7 @@ from engines.fake_engine import FakeVllm
 from engines.front import Front, after_a_kill, front, ready, swaps, texts, texts_of
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
+from tanbr.serve.web.relay import expert_ids
 from tanbr.vllm_plugin import folder_of
 
 PROMPTS = ["w1 w2 w3", "w5 w5 w5 w5 w5 w5", "w1 w2 w3 w4"]
@@ -139,6 +141,12 @@ def test_each_request_goes_to_the_adapter_of_its_task_and_names_can_be_asked_for
     for name in ("tanbr-v77", "nobody"):
         refused = panel.ask("/v1/completions", {"model": name, "prompt": "w1", **how})
         assert (refused.status_code, refused.json()["error"]["param"]) == (404, "model")
+
+
+def test_an_expert_whose_name_is_taken_has_its_number_too() -> None:
+    names = ("low", "tanbr", "low", "tanbr-v2", "a b", "a-b")
+    info: Any = SimpleNamespace(expert_names=names, experts_by_name=True)
+    assert list(expert_ids(info)) == ["low", "tanbr-2", "low-3", "tanbr-v2-4", "a-b", "a-b-6"]
 
 
 def test_what_is_not_ours_goes_to_the_engine_and_back_as_it_is(panel: Front, lora: FakeVllm) -> None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import platform
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +17,14 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import openai
 import psutil
 import pytest
 
 from cli.running import tanbr
 from engines.asking import relayed, serving, transformers_answers
-from engines.front import Front, after_a_kill, front, ready, spread
+from engines.front import ADMIN_TOKEN, Front, after_a_hang, after_a_kill, front, ready, spread
+from engines.front import texts as said_in
 from engines.real_engine import LLAMA_SERVER, SLOTS, RealLlamaCpp
 from engines.tiny_adapters import blended_by_peft
 from serve.web.live import wait_for
@@ -82,6 +83,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
 def server(case: Case) -> Iterator[Front]:
     with front(case.engine.log.parent, case.moe.path, "llamacpp", case.engine.url, *case.experts) as made:
         yield made
+    assert ADMIN_TOKEN not in case.engine.log.read_text()  # the clients' token stays with tanbr
 
 
 def switch(engine: Engine, blends: Sequence[Blend]) -> None:
@@ -140,6 +142,21 @@ def test_a_stream_says_what_a_whole_answer_says(server: Front) -> None:
     assert {piece.merge_version for piece in pieces} == {whole.merge_version}
 
 
+def test_what_only_llama_cpp_knows_of_goes_to_it_and_back(server: Front) -> None:
+    how: dict[str, Any] = {"model": "tanbr", "prompt": PROMPTS[0], "max_tokens": LIMIT, "temperature": 1.0}
+    with server.client() as client:
+        only_w: Any = client.completions.create(extra_body={"grammar": 'root ::= "w"+'}, **how)
+        assert set(said_in(only_w)[0]) == {"w"}
+        assert only_w.model_extra["timings"]["predicted_n"] == only_w.usage.completion_tokens
+        options: Any = {"include_usage": True}
+        *_, last = client.completions.create(stream=True, stream_options=options, **how)
+        assert last.usage.prompt_tokens == only_w.usage.prompt_tokens
+        said: Any = client.completions.create(seed=3, logprobs=2, stop=["\n"], **how)
+        assert said_in(said) == said_in(client.completions.create(seed=3, stop=["\n"], **how))
+        with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):
+            client.completions.create(**how | {"prompt": "w" * 5000})
+
+
 def test_an_engine_that_is_killed_or_comes_back_with_other_files_answers_nobody_until_it_has_the_right_ones(
     server: Front, case: Case, tmp_path: Path
 ) -> None:
@@ -174,17 +191,7 @@ def test_an_engine_that_is_killed_or_comes_back_with_other_files_answers_nobody_
 
 
 def test_an_engine_that_hangs_is_a_503_and_then_goes_on(server: Front, case: Case) -> None:
-    pid = case.engine.process.pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        while httpx2.get(f"{server.url}/readyz").is_success:
-            time.sleep(0.2)
-        refused = server.ask("/v1/completions", {"model": "tanbr", "prompt": "w"})
-        assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    ready(server)
-    assert server.ask("/v1/completions", {"model": "tanbr", "prompt": "w", "max_tokens": 1}).is_success
+    after_a_hang(server, case.engine)
 
 
 def test_too_few_adapters_are_one_sentence_and_exit_code_2(case: Case, tmp_path: Path) -> None:

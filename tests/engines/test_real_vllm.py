@@ -16,7 +16,7 @@ import pytest
 
 from cli.running import tanbr
 from engines.asking import BLENDS, answers, serving, transformers_answers
-from engines.front import Front, after_a_kill, front, greedy, swaps, texts, texts_of
+from engines.front import ADMIN_TOKEN, Front, after_a_hang, after_a_kill, front, greedy, swaps, texts, texts_of
 from engines.real_engine import PYTHON, RealVllm
 from engines.record import FILE, record
 from engines.tiny_adapters import blended_by_peft, write_adapters
@@ -87,6 +87,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def server(case: Case) -> Iterator[Front]:
     with front(case.engine.log.parent, case.moe.path, "vllm", case.engine.url, *case.experts) as made:
         yield made
+    assert ADMIN_TOKEN not in case.engine.log.read_text()  # the clients' token stays with tanbr
 
 
 @pytest.mark.parametrize("case", [WHOLE], indirect=True)
@@ -124,6 +125,11 @@ def test_the_engine_does_what_it_is_asked_and_says_what_it_does_not(server: Fron
         assert "".join(piece.choices[0].text for piece in pieces).strip() == one[: one.index(stop)].strip()
         logged: Any = client.completions.create(logprobs=2, presence_penalty=0.5, seed=3, **how)
         assert len(logged.choices[0].logprobs.token_logprobs) == logged.usage.completion_tokens
+        chosen: Any = client.completions.create(**how | {"extra_body": {"allowed_token_ids": [5], "min_tokens": LIMIT}})
+        assert {*texts(chosen)[0].split()} == {"w2"}  # what only vLLM knows of
+        options: Any = {"include_usage": True}
+        *_, last = client.completions.create(stream=True, stream_options=options, **how)
+        assert last.usage.prompt_tokens == chosen.usage.prompt_tokens
         with pytest.raises(openai.BadRequestError, match="max_model_len") as refused:
             client.completions.create(**how | {"max_tokens": 10**6})
         assert refused.value.param == "max_tokens"
@@ -146,6 +152,11 @@ def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_
     blend = [0.0, 0.0, 0.5, 0.5]
     started = {DEVELOPS: "0"} if case.adapters else {}  # adapters do without development routes
     assert after_a_kill(server, case.engine, case.moe, blend, PROMPTS, limit=LIMIT, **started) == case.expected(blend)
+
+
+@pytest.mark.parametrize("case", [ADAPTERS], indirect=True)
+def test_an_engine_that_hangs_is_a_503_and_then_goes_on(server: Front, case: Case) -> None:
+    after_a_hang(server, case.engine)
 
 
 @pytest.mark.parametrize("case", [WHOLE], indirect=True)

@@ -40,7 +40,9 @@ FIGURES: dict[str, Any] = {}
 
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Moe:
-    return open_moe(**write_adapters(tmp_path_factory.mktemp("panel"), **SIZES))
+    made = write_adapters(tmp_path_factory.mktemp("panel"), **SIZES)
+    (made["path"] / "chat_template.jinja").write_text("{% for one in messages %}{{ one.content }} {% endfor %}")
+    return open_moe(**made)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,21 @@ def test_sets_are_switched_under_load_and_every_answer_is_of_the_version_it_name
         "seconds that requests waited for the last switch": round(pause, 6),
         "beside it": f"four clients and the server in one process; {panels.beside()}",
     }  # fmt: skip
+
+
+def test_a_conversation_stays_with_its_version_while_others_begin_with_the_next(server: Front) -> None:
+    def said(*turns: str) -> int:
+        roles = ["assistant" if place % 2 else "user" for place in range(len(turns))]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)]
+        body = {"model": "tanbr", "messages": messages, "max_tokens": 2}
+        return int(server.ask("/v1/chat/completions", body).raise_for_status().json()["merge_version"])
+
+    versions = []
+    for blend in ([0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5]):
+        versions.append(server.ask("/v1/admin/pin", {"blend": blend}).json()["merge_version"])
+        assert said(f"w{len(versions)}") == versions[-1]
+    assert said("w1", "w3", "w4") == versions[0]
+    assert said("w2", "w3", "w4") == versions[1]
 
 
 @pytest.mark.parametrize(

@@ -106,16 +106,15 @@ class LearnerActor:
 
     async def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Call the host; one who asks hears what to do as soon as there is something, or after a second."""
-        answer = await self._run(lambda host: host.call(method, *arguments, **named))
         if method != "ask":
-            return answer
-        waiting = asyncio.wrap_future(answer)
+            return await self._run(lambda host: host.call(method, *arguments, **named))
+        (report,), host = arguments, self._there()
+        waiting = asyncio.wrap_future(host.ask(report))  # in this thread: of a thousand replicas each asks every second
         await asyncio.wait([waiting], timeout=POLL)
         if waiting.done() and not waiting.cancelled():
             return waiting.result()
         waiting.cancel()
-        (report,) = arguments
-        return await self._run(lambda host: host.fleet.idle(report.member))
+        return host.fleet.idle(report.member)
 
     async def members(self) -> list[tuple[str, int | None, bool]]:
         """Name the replicas, with the slot of the order that each follows, and whether it may be answering."""
@@ -128,9 +127,12 @@ class LearnerActor:
         return bool(self._refused) or await self._run(lambda host: host.service.stop(seconds))
 
     async def _run(self, work: Callable[[LearnerHost], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work, self._there())
+
+    def _there(self) -> LearnerHost:
         if self._refused:
             raise StateError(self._refused)
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work, self._host)
+        return self._host
 
 
 def _open_host(config: ClusterConfig) -> LearnerHost:

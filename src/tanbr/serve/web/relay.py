@@ -23,11 +23,12 @@ SESSION = "x-session-id"  # header that names a conversation
 
 
 def expert_ids(info: ServiceInfo) -> dict[str, int]:
-    """Name the experts that a client may ask for; of those with one name, the later have a number, too."""
+    """Name the experts that a client may ask for; one whose name is taken by another, or by us, has a number."""
     found: dict[str, int] = {}
     for k, name in enumerate(info.expert_names if info.experts_by_name else ()):
         plain = name.replace(" ", "-")
-        found[plain if plain not in found else f"{plain}-{k + 1}"] = k
+        taken = plain in found or plain == TANBR or plain.startswith(VERSION)
+        found[f"{plain}-{k + 1}" if taken else plain] = k
     return found
 
 
