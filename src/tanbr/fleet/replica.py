@@ -239,6 +239,8 @@ class ReplicaService(Queue):
             max_length=config.max_length,
             merge_share=config.merge_share,
         )
+        if engine.live.backend.precision == welcome.info.precision:
+            engine.judged(welcome.info.agreement, welcome.info.margin)
         super().__init__(engine, welcome.ids, tasks=welcome.tasks, config=config, outbox=box.put)
         self._link = Link(
             engine,

@@ -65,12 +65,12 @@ class Int8ExpertLinear(nn.Module):
 def quantised(model: Model, *, only: Collection[str] | None = None) -> Model:
     """Copy a model for serving, with its linear maps in int8, or `only` those of these names.
 
-    Linear maps that stay in float are shared with the model.
+    All that stays in float is shared with the model.
     """
-    memo: dict[int, Any] = {}  # what the copy has in place of each module: float weights are never copied
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | ExpertLinear) and only is not None and name not in only:
-            memo[id(module)] = module
+            memo[id(module)] = module  # what the copy has in place of each module
         elif isinstance(module, nn.Linear):
             memo[id(module)] = Int8Linear(module)
         elif isinstance(module, ExpertLinear):

@@ -132,6 +132,11 @@ class Engine:
         """Whether the model writes text; otherwise it classifies."""
         return self.live.backend.writes
 
+    def judged(self, agreement: float | None, margin: float) -> None:
+        """Take over what was found out about the precision at another start, or by another member of a fleet."""
+        for one in self.backends:
+            one.agreement, one.margin = agreement, margin
+
     def faults(self) -> tuple[str, ...]:
         """Say why nothing can answer; nothing if something can."""
         return (self._fault,) if self._fault else ()

@@ -124,6 +124,7 @@ def describe(moe: Moe, queue: Queue, *, config: ServeConfig, expert_names: tuple
         full_bytes=sum(spec.nbytes for spec in unmerged),
         precision=backend.precision,
         agreement=backend.agreement,
+        margin=backend.margin,
         device=config.engine or config.device,
         max_tokens=queue.room.answer,
         slot_requests=config.slot_requests,

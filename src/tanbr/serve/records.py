@@ -173,6 +173,7 @@ class ServiceInfo(ServedModel):
     loaded_parameters: int  # of the dense model that answers
     full_parameters: int  # of the un-merged experts
     agreement: float | None  # with fp32, measured on past texts; None in fp32
+    margin: float = 0.0  # where the two best labels are no further apart, fp32 answers again
     max_tokens: int  # most that `generate` writes for one prompt
     slot_requests: int | None
     slot_seconds: float | None

@@ -139,7 +139,8 @@ class Service(Queue):
                 adoption = Adoption(wanted, wanted)
             asked = [config.backend, config.precision, *instructions(config.device)]
             kept = json.loads(store.meta("way") or "{}") if backend is None and adoption is None else {}
-            kept = kept if kept.get("asked") == asked and "auto" in asked else {}  # the same arithmetic at every start
+            same = kept.get("asked") == asked and "auto" in asked and "margin" in kept
+            kept = kept if same else {}  # the same arithmetic at every start
             engine = make_engine(
                 moe,
                 models=rules.models,
@@ -159,11 +160,12 @@ class Service(Queue):
             undo.callback(engine.close)
             first_one = engine.live.backend
             if kept:
-                first_one.agreement = kept["agreement"]
+                engine.judged(kept["agreement"], kept["margin"])
             elif first_one.chosen:
                 say(first_one.chosen)
                 way = {"backend": getattr(first_one, "name", ""), "precision": first_one.precision}
-                store.set_meta("way", json.dumps({"asked": asked, "agreement": first_one.agreement, **way}))
+                way |= {"asked": asked, "agreement": first_one.agreement, "margin": first_one.margin}
+                store.set_meta("way", json.dumps(way))
             if adoption is not None:
                 adoption.carry_out(store, config.rewards, say=say)
             observer = observer or Observer()

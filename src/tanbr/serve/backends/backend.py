@@ -62,6 +62,8 @@ class Backend(ABC):
     short: int = 0  # tokens times parameters of a batch that one core answers as soon as several would
     precision: Precision = "fp32"  # that it computes in
     agreement: float | None = None  # share of probes that it answers as float32 does; None: not asked
+    exact: "Backend | None" = None  # the same model in float32, which answers again …
+    margin: float = 0.0  # … where the two best columns are no further apart
     chosen: str = ""  # what the trial at start found, in a line
 
     @property

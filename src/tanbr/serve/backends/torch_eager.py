@@ -1,6 +1,7 @@
 """transformers' own dense model, run by torch: as it is, or a BERT classifier without what its answer does not need.
 
-A merge in bf16 or int8 is written straight from the experts: there is no copy in float32.
+A merge in bf16 is written straight from the experts. A classifier in int8 has the model in float32 beside it, for texts
+whose two best labels are closer than int8's error: where labels tie, any rounding changes some.
 """
 
 import copy
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Self, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +24,7 @@ from tanbr.moe.pooling import Pooling
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
 from tanbr.serve.backends.backend import Backend, Size, Wanted, Writing
-from tanbr.serve.backends.choose import PRECISIONS, Precision, Way, chosen, instructions, refused
+from tanbr.serve.backends.choose import PRECISIONS, Precision, Way, chosen, gaps, instructions, refused
 from tanbr.serve.decode import Decoded, decode, on_device
 from tanbr.types import Blend, FloatArray
 
@@ -36,8 +38,18 @@ class TorchEager(Backend):
 
     name: ClassVar[str] = "torch"
 
-    def __init__(self, model: Any, outputs: Mapping[str, Tensor], *, pooling: Pooling | None = None) -> None:
-        """Take a model, with how to pool its tokens if it has no head."""
+    exact: "TorchEager | None"
+
+    def __init__(
+        self,
+        model: Any,
+        outputs: Mapping[str, Tensor],
+        *,
+        pooling: Pooling | None = None,
+        exact: "TorchEager | None" = None,
+    ) -> None:
+        """Take a model, with how to pool its tokens if it has no head, and the same one in float32 if it is in int8."""
+        self.exact = exact
         self.model, self._pooling, self.embeds = model, pooling, pooling is not None
         self.writes = bool(model.can_generate())
         self.short = 0 if self.writes else SHORT
@@ -66,26 +78,30 @@ class TorchEager(Backend):
     def of(cls, exact: "TorchEager", moe: Moe, precision: Precision) -> Self:
         """Make a model in a precision of one in float32, with which it shares what stays as it was."""
         model = lowered(exact.model, moe, precision)
-        return cls(model, outputs_of(model, moe), pooling=exact._pooling)
+        beside = cls(exact.model, exact.outputs) if precision == "int8" and not exact.writes else None
+        return cls(model, outputs_of(model, moe), pooling=exact._pooling, exact=beside)
 
     @property
     def size(self) -> Size:
         """What the model takes."""
-        tensors = {storage_of(tensor): tensor for tensor in tensors_of(self.model)}
-        own = {storage_of(out): out.untyped_storage().nbytes() for out in self._own()}
-        return Size(
-            sum(tensor.numel() for tensor in tensors.values()),
-            sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
-            sum(own.values()),
+        models = [self] if self.exact is None else [self, self.exact]
+        nbytes, own = (
+            sum({storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in some}.values())
+            for some in (
+                [tensor for one in models for tensor in tensors_of(one.model)],
+                [tensor for one in models for tensor in one._own()],
+            )
         )
+        return Size(sum(tensor.numel() for tensor in tensors_of(self.model)), nbytes, own)
 
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:
         """Write a blend (K,) into the FFNs, resting between tensors so that at most `share` of the time is work."""
         started = time.perf_counter()
-        into = None if self._int8 else self.outputs.__getitem__
+        written = self.exact or (None if self._int8 else self)  # whose own tensors the experts are merged into
+        into = None if written is None else written.outputs.__getitem__
         for name, tensor in moe.tensors(blend, into=into, changing=True):
             finite(name, tensor)
-            if into is None:
+            if written is not self:
                 self._put(name, tensor)
             moe.release()
             started = rest(started, share)
@@ -102,17 +118,26 @@ class TorchEager(Backend):
         own = {storage_of(tensor) for tensor in self._own()}
         shared = {id(tensor): tensor for tensor in tensors_of(self.model) if storage_of(tensor) not in own}
         model = copy.deepcopy(self.model, dict(shared))
-        other = type(self)(model, outputs_of(model, moe), pooling=self._pooling)
-        other.agreement = self.agreement
+        exact = None if self.exact is None else self.exact.twin(moe)
+        other = type(self)(model, outputs_of(model, moe), pooling=self._pooling, exact=exact)
+        other.agreement, other.margin = self.agreement, self.margin
         return other
 
     def _own(self) -> list[Tensor]:
         maps = (self._int8.get(name.removesuffix(".weight")) for name in self.outputs)
         return [*self.outputs.values(), *(int8.scale for int8 in maps if int8 is not None)]
 
-    @torch.inference_mode()
     def classify(self, inputs: Inputs) -> FloatArray:
         """Answer padded texts: logits, or the numbers of vectors (n, columns)."""
+        logits = self._answers(inputs)
+        close = np.flatnonzero(gaps(logits) < self.margin) if self.exact is not None and self.margin else ()
+        if self.exact is not None and len(close):
+            length = inputs["attention_mask"][close].sum(axis=1).max()
+            logits[close] = self.exact.classify({name: table[close, :length] for name, table in inputs.items()})
+        return logits
+
+    @torch.inference_mode()
+    def _answers(self, inputs: Inputs) -> FloatArray:
         tensors = on_device(inputs, self.model)
         if self._pooling is not None:
             found = self._pooling(self.model(**tensors).last_hidden_state, tensors["attention_mask"])
