@@ -21,6 +21,7 @@ from tanbr.moe.checkpoint import Checkpoint, TensorFile, TensorSpec, digests_of,
 from tanbr.moe.families import family_of, read_settings
 from tanbr.moe.family import Block, Family, Piece, Settings, Site
 
+ROWS = 256  # of a matrix, that tell whether it descends from another
 BASE = "base/"  # the base among the members of a joined checkpoint: no path ends like this
 
 
@@ -103,6 +104,19 @@ class ExpertSource:
         """Tell whether any two experts of a piece differ: where none do, every blend is each of them."""
         first = self.one(piece, 0)
         return any(not torch.equal(first, self.one(piece, expert)) for expert in range(1, self.count))
+
+    def kinship(self) -> list[float] | None:
+        """Cosine (K,) of each expert's matrices with the ancestor's, by their first rows; None if it is not known."""
+        cosines: list[Tensor] = []
+        for piece in self.blended:
+            ancestor = self.ancestor(piece) if len(piece.shape) > 1 else None
+            if ancestor is not None:
+                width = math.prod(piece.shape[1:])
+                part = slice(0, min(ROWS, piece.shape[0]) * width)
+                rows = self.rows(piece, range(self.count), part).view(self.count, -1, width)
+                origin = ancestor[part].to(rows.dtype).view(-1, width)
+                cosines.append(torch.cosine_similarity(rows, origin, dim=2).mean(dim=1))  # (K,)
+        return torch.stack(cosines).mean(dim=0).tolist() if cosines else None
 
 
 class MoeCheckpoint(ExpertSource):
