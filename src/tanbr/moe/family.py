@@ -54,6 +54,7 @@ class Part:
     shape: tuple[int, ...]  # of one expert's
     blocks: tuple[Block, ...]  # (K,)
     target: str
+    unit_axis: int | None  # the axis that counts hidden units; None where none does
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,9 @@ class Fold:
     reason: str
 
 
-# The axis that counts hidden units, of which dense models have equally many in all layers. Gate and up in one tensor
-# count each twice, and never need it.
-UNIT_AXES: dict[Role, int] = {"gate": 0, "up": 0, "down": 1, "gate_bias": 0, "up_bias": 0}
+UNIT_AXES: dict[Role, int | None] = {
+    "gate": 0, "up": 0, "down": 1, "gate_bias": 0, "up_bias": 0, "down_bias": None, "router": None, "router_bias": None,
+}  # fmt: skip
 
 DECODER_TWIN: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 40, "num_hidden_layers": 2,
@@ -164,6 +165,7 @@ class Family:
     rename: tuple[tuple[str, str], ...] = ()  # (pattern, replacement) for all other tensors
     settings: Callable[[Settings], Settings] = lambda _: {}  # what else changes in the dense configuration
     width: tuple[str, ...] = ("intermediate_size",)  # the dense configuration's keys for the number of hidden units
+    unit_axes: Mapping[Role, int | None] = field(default_factory=lambda: UNIT_AXES)
     fold: Callable[[Checkpoint, Settings, str], Fold] | None = None  # the factor on a site's output
     twin: Mapping[str, Any] = field(default_factory=lambda: DECODER_TWIN)  # changes that make a configuration tiny
 
@@ -199,7 +201,7 @@ class Family:
         if len(dtypes) > 1 or not dtypes <= MERGEABLE:
             raise CheckpointError(f"{site}: {role} must be of one 16- or 32-bit type (got {dtypes}); convert it first")
         blocks = tuple(cuts[k].block for k in range(K))
-        return Part(role, shapes.pop(), blocks, target.format(site=site))
+        return Part(role, shapes.pop(), blocks, target.format(site=site), self.unit_axes[role])
 
     def plan(self, checkpoint: Checkpoint, settings: Settings, sites: list[Site]) -> list[Piece]:
         """List every piece of the dense model, for a blend of all experts."""
@@ -219,9 +221,9 @@ class Family:
         for role, pattern in self.shared.items():
             found = re.fullmatch(as_regex(pattern), spec.name)
             part = sites[found["site"]].part(role) if found else None
-            if part is not None:
-                axis = UNIT_AXES[role]
-                return [Piece(part.target, spec.shape, ((spec.name, 0),), (1.0,), axis=axis, start=part.shape[axis])]
+            if part is not None and part.unit_axis is not None:
+                start = part.shape[part.unit_axis]
+                return [Piece(part.target, spec.shape, ((spec.name, 0),), (1.0,), axis=part.unit_axis, start=start)]
         if any(re.search(pattern, spec.name) for pattern in self.drop):
             return []
         name = spec.name
@@ -231,7 +233,7 @@ class Family:
 
     def shapes(self, pieces: list[Piece]) -> tuple[dict[str, tuple[int, ...]], int]:
         """Work out the shape of every dense tensor, and the number of hidden units that all FFNs are padded to."""
-        axes = {to: UNIT_AXES[role] for one in self.experts for role, to in one.targets.items() if role in UNIT_AXES}
+        axes = {target: self.unit_axes[role] for pattern in self.experts for role, target in pattern.targets.items()}
         patterns = [(re.compile(as_regex(target)), axis) for target, axis in axes.items()]
         shapes: dict[str, list[int]] = {}
         padded: dict[str, int] = {}
@@ -239,10 +241,13 @@ class Family:
             shape = shapes.setdefault(piece.target, list(piece.shape))
             if piece.shape:
                 shape[piece.axis] = max(shape[piece.axis], piece.start + piece.shape[piece.axis])
-            for axis in (axis for regex, axis in patterns if regex.fullmatch(piece.target)):
+            axis = next((axis for regex, axis in patterns if axis is not None and regex.fullmatch(piece.target)), None)
+            if axis is not None:
                 padded[piece.target] = axis
-        width = max((shapes[target][axis] for target, axis in padded.items()), default=0)
-        for target, axis in padded.items():
+        # gate and up in one tensor count each unit twice, and so are not padded (they never need it)
+        single = {target: axis for target, axis in padded.items() if "gate_up" not in target}
+        width = max((shapes[target][axis] for target, axis in single.items()), default=0)
+        for target, axis in single.items():
             shapes[target][axis] = width
         return {target: tuple(shape) for target, shape in shapes.items()}, width
 

@@ -313,7 +313,7 @@ def sites_of(blended: Sequence[Piece]) -> list[Site]:
         layer = re.match(r".+?\.\d+(?=\.)", piece.target)
         name = layer[0] if layer else piece.target.rpartition(".")[0] or piece.target
         role: Literal["up", "up_bias"] = "up" if len(piece.shape) > 1 else "up_bias"
-        groups.setdefault(name, []).append(Part(role, piece.shape, piece.blocks, piece.target))
+        groups.setdefault(name, []).append(Part(role, piece.shape, piece.blocks, piece.target, None))
     return [Site(name, tuple(parts), Fold(1.0, "none")) for name, parts in groups.items()]
 
 

@@ -1,6 +1,6 @@
 """GPT-OSS: transposed experts with biases, gate and up interleaved; its own class with one expert holds a merge."""
 
-from tanbr.moe.family import DECODER_TWIN, Family, in_place
+from tanbr.moe.family import DECODER_TWIN, UNIT_AXES, Family, in_place
 
 GPT_OSS = Family(
     model_type="gpt_oss",
@@ -19,5 +19,6 @@ GPT_OSS = Family(
         keep_dim=True,
     ),
     settings=lambda _: {"num_local_experts": 1, "num_experts_per_tok": 1},
+    unit_axes=UNIT_AXES | {"gate_up": 2, "gate_up_bias": 1, "down": 1},
     twin=DECODER_TWIN,
 )
