@@ -102,9 +102,9 @@ def sizes(moe: Moe) -> tuple[int, int]:
 
 
 def bytes_of(moe: Moe, models: int, precision: str = "fp32") -> int:
-    """Bytes of a panel of merged models: they share all that no blend changes. In bf16 half."""
+    """Bytes of a panel of models that share what no blend changes. bf16 takes half, int8 has float32 beside it."""
     one, more = sizes(moe)
-    return (one + (models - 1) * more) // (2 if precision == "bf16" else 1)
+    return (one + (models - 1) * more) * {"bf16": 2, "int8": 5}.get(precision, 4) // 4
 
 
 def most_models(moe: Moe, memory: int | None, precision: str = "fp32") -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,6 +80,25 @@ def test_a_precision_that_answers_otherwise_is_not_taken(
         Engine(moe, precision="int8", probes=TEXTS)
 
 
+def test_the_margin_is_what_int8_moves_and_more_where_labels_still_change() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(choose.LEAST, 3))
+    found = truth + rng.normal(scale=0.01, size=truth.shape)
+    moved = choose.judge(found, truth, again=True)
+    assert moved.agreement == 1.0
+    assert 0.01 < moved.margin < 0.05
+    assert moved.again == np.mean(choose.gaps(found) <= moved.margin)
+    truth[:3], found[:3] = [9.0, 0.0, 0.0], [[0.0, 9.0, 0.0], [0.0, 5.0, 0.0], [0.0, 2.0, 0.0]]  # the one is borne
+    far = choose.judge(found, truth, again=True)
+    assert (far.margin, far.agreement) == (5.0, 1 - 1 / choose.LEAST)
+    alone = choose.judge(found, truth, again=False)
+    assert (alone.margin, alone.again) == (0.0, 0.0)
+    assert alone.agreement <= 1 - 3 / choose.LEAST
+    wrong = choose.judge(-truth, truth, again=True)  # as kernels that overflow: nothing that float32 could repair
+    assert (wrong.margin, wrong.again) == (0.0, 0.0)
+    assert np.isinf(choose.gaps(truth[:, :1])).all()
+
+
 def test_too_few_texts_judge_no_precision(moe: Moe, quickest: Callable[..., None]) -> None:
     quickest("int8 by torch", "bf16 by torch")
     engine = Engine(moe, precision="auto", probes=TEXTS[: choose.LEAST - 1])
@@ -149,3 +169,18 @@ def test_a_state_goes_on_with_the_way_that_was_chosen(
         live = run(tmp_path, backend="auto", precision="auto", texts=TEXTS)
         assert (live.info.backend, live.info.precision) == ("onnx", "fp32")
         live.stop()
+
+
+def test_a_state_goes_on_with_the_margin_that_was_found(
+    run: Callable[..., Service], tmp_path: Path, quickest: Callable[..., None]
+) -> None:
+    quickest("int8 by onnx")
+    found = []
+    for texts in (TEXTS, ()):
+        live = run(tmp_path, backend="auto", precision="auto", texts=texts)
+        assert live.info.precision == "int8"
+        found.append((live.info.margin, live.info.agreement))
+        assert {one.margin for one in live.engine.backends} == {live.info.margin}
+        live.stop()
+    assert found[0] == found[1]
+    assert found[0][0] > 0

@@ -14,7 +14,7 @@ from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import Backend
-from tanbr.serve.backends.choose import Precision, instructions
+from tanbr.serve.backends.choose import Precision, gaps, instructions
 from tanbr.serve.engine import Engine
 from tanbr.types import Blend, FloatArray
 
@@ -100,6 +100,23 @@ def test_labels_are_those_of_exact_arithmetic(moe: Moe, backend: str, precision:
         engine.swap(blend)
         expected = moe.dense(blend).double()(**inputs).logits.detach().numpy()[:, :14].argmax(axis=1)
         assert (engine.logits(rows)[:, :14].argmax(axis=1) == expected).mean() >= wanted
+
+
+@pytest.mark.parametrize("backend", [name for name, precision in WAYS if precision == "int8"])
+def test_float32_answers_again_where_the_best_labels_of_int8_are_close(moe: Moe, backend: str) -> None:
+    exact, engine = (Engine(moe, backend=backend, precision=p, spare=True) for p in ("fp32", "int8"))
+    inputs = engine.encode.pad(engine.encode.encode(TEXTS).columns)
+    for blend in blends(3, 8):  # merges write both, in both twins
+        exact.swap(blend)
+        engine.judged(1.0, 0.0)
+        engine.swap(blend)
+        rounded, expected = engine.live.backend.classify(inputs), exact.live.backend.classify(inputs)
+        margin = float(np.median(gaps(rounded)))
+        engine.judged(1.0, margin)
+        found, close = engine.live.backend.classify(inputs), gaps(rounded) <= margin
+        np.testing.assert_array_equal(found[~close], rounded[~close])
+        np.testing.assert_allclose(found[close], expected[close], atol=TOLERANCE["fp32"] * np.abs(expected).max())
+        assert relative(rounded, expected) > 3 * TOLERANCE["fp32"]
 
 
 @pytest.mark.parametrize(("backend", "precision"), WAYS)

@@ -59,6 +59,14 @@ def test_workers_with_more_threads_have_a_session_of_their_own_and_the_same_weig
     assert np.abs(found[0] - found[2]).max() > 10 * tolerance
 
 
+def test_in_int8_a_text_answers_as_it_does_alone(moe: Moe) -> None:
+    """Each token has a range of its own, so that what is loud beside it changes nothing."""
+    engine = Engine(moe, backend="onnx", precision="int8")
+    together = engine.live.backend.classify(engine.encode.pad(engine.encode.encode(TEXTS).columns))
+    alone = np.concatenate([engine.logits([text]) for text in TEXTS])
+    assert np.abs(together - alone).max() < 0.02 * np.abs(alone).max()  # a rounding may fall to the other side
+
+
 def test_another_model_or_device_is_refused_with_a_sentence(tmp_path: Path, moe: Moe) -> None:
     with pytest.raises(InputError, match=r"runs BERT classifiers .* serve with --backend torch"):
         Engine(open_moe(write("t5_moe", tmp_path / "model")), backend="onnx")

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Linear
-from tanbr.moe.pooling import Pooling
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
 from tanbr.serve.backends.backend import Wanted
@@ -37,15 +36,8 @@ class OnnxRuntime(TorchEager):
 
     name = "onnx"
 
-    def __init__(
-        self,
-        model: Any,
-        outputs: Mapping[str, Tensor],
-        *,
-        pooling: Pooling | None = None,
-        exact: TorchEager | None = None,
-    ) -> None:
-        super().__init__(model, outputs, pooling=pooling, exact=exact)
+    def __init__(self, model: Any, outputs: Mapping[str, Tensor], **beside: Any) -> None:
+        super().__init__(model, outputs, **beside)
         self.short = 0  # its own threads do not sleep between operations
         self._sessions: dict[tuple[int, bool], Any] = {}  # threads, masked → session
         self._lock = threading.Lock()

@@ -130,7 +130,7 @@ class TorchEager(Backend):
     def classify(self, inputs: Inputs) -> FloatArray:
         """Answer padded texts: logits, or the numbers of vectors (n, columns)."""
         logits = self._answers(inputs)
-        close = np.flatnonzero(gaps(logits) < self.margin) if self.exact is not None and self.margin else ()
+        close = np.flatnonzero(gaps(logits) <= self.margin) if self.exact is not None and self.margin else ()
         if self.exact is not None and len(close):
             length = inputs["attention_mask"][close].sum(axis=1).max()
             logits[close] = self.exact.classify({name: table[close, :length] for name, table in inputs.items()})
