@@ -377,12 +377,13 @@ async def crowded(config: ClusterConfig, count: int, given: argparse.Namespace) 
     all_of_them = [Simulated(f"simulated-{n}", learner, mine, texts=given.texts) for n in range(count)]
     running = [asyncio.create_task(one.run(ends)) for one in all_of_them]
 
-    def spent() -> float:
-        return sum(process.cpu_times()[:2])
+    def spent(of: psutil.Process = process) -> float:
+        return sum(of.cpu_times()[:2])
 
     while not all(one.reports > 2 for one in all_of_them):
         await asyncio.sleep(0.2)
-    before, worked, started = sum(one.reports for one in all_of_them), spent(), time.monotonic()
+    us = psutil.Process()
+    before, worked, ours, started = sum(one.reports for one in all_of_them), spent(), spent(us), time.monotonic()
     for one in all_of_them:
         one.late.clear()
     await asyncio.sleep(given.seconds)
@@ -390,6 +391,7 @@ async def crowded(config: ClusterConfig, count: int, given: argparse.Namespace) 
     steady = {
         "reports_a_second": (sum(one.reports for one in all_of_them) - before) / took,
         "learner_cores": (spent() - worked) / took,
+        "crowd_cores": (spent(us) - ours) / took,
         "seconds_to_an_answer": float(np.median([late for one in all_of_them for late in one.late])),
     }
     turns, work = [], []
@@ -405,7 +407,7 @@ async def crowded(config: ClusterConfig, count: int, given: argparse.Namespace) 
     return {
         "replicas": count, "texts_a_second_each": given.texts, **steady,
         "turn_seconds": turns, "turn_cores_seconds": work,
-        "followed": sum(answers for _, _, answers in members),
+        "followed": sum(answers and at == max(at for _, at, _ in members) for _, at, answers in members),
         "greeted_again": sum(one.greetings for one in all_of_them) - count,
     }  # fmt: skip
 

@@ -97,6 +97,20 @@ def test_the_contract_is_the_recorded_one(case: Case) -> None:
     assert told[0] == told[1]
 
 
+@pytest.mark.parametrize("case", [WHOLE], indirect=True)
+def test_two_engines_hold_a_panel_of_two_whole_models(case: Case) -> None:
+    # Before `server` runs, which looks at the same engine every five seconds, and gives it back what it had.
+    with (
+        case.other_engine().running() as second,
+        closing(connect(case.moe, engine="vllm", urls=[case.engine.url, second.url], models=2)) as backend,
+    ):
+        served = serving(backend, case.moe, models=2)
+        for blends in (BLENDS[:2], BLENDS[2:]):
+            served.commit(*[served.prepare(blend) for blend in blends])
+            for place, blend in enumerate(blends):
+                assert answers(served, place=place) == transformers_answers(case.moe, blend)
+
+
 def test_ten_swaps_answer_token_for_token_as_transformers_and_peft_do_with_prefixes_cached(
     server: Front, case: Case
 ) -> None:
@@ -157,19 +171,6 @@ def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_
 @pytest.mark.parametrize("case", [ADAPTERS], indirect=True)
 def test_an_engine_that_hangs_is_a_503_and_then_goes_on(server: Front, case: Case) -> None:
     after_a_hang(server, case.engine)
-
-
-@pytest.mark.parametrize("case", [WHOLE], indirect=True)
-def test_two_engines_hold_a_panel_of_two_whole_models(case: Case) -> None:
-    with (
-        case.other_engine().running() as second,
-        closing(connect(case.moe, engine="vllm", urls=[case.engine.url, second.url], models=2)) as backend,
-    ):
-        served = serving(backend, case.moe, models=2)
-        for blends in (BLENDS[:2], BLENDS[2:]):
-            served.commit(*[served.prepare(blend) for blend in blends])
-            for place, blend in enumerate(blends):
-                assert answers(served, place=place) == transformers_answers(case.moe, blend)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ from tanbr.tasks.rows import Task
 from tanbr.types import FloatArray
 
 LOOK = 0.5  # seconds between two looks at who lives, while somebody is waited for
-SILENCE = 3.0  # seconds without a report after which a replica may be dead: it reports once a second
+EVERY, LONGEST = 1.0, 5.0  # seconds between two reports of a replica that has nothing to do, in a small fleet …
+REPORTS = 250  # … and in a large one, whose replicas together report so often a second: a report takes Ray 1 to 2 ms
+SILENCE = 3.0  # seconds that a report may be late; then its replica may be dead
 PATIENCE = 60.0  # seconds for a replica to make a blend ready, before it is ended: a merge takes a few
 COMMIT_PATIENCE = 5.0  # seconds for a replica to follow an order; no merge is left to do then
 KEY = "fleet"  # in the store: names of the replicas that may be answering
@@ -175,6 +177,11 @@ class Fleet:
         with self._changed:
             return dict(self._members)
 
+    @property
+    def every(self) -> float:
+        """Seconds after which a replica that asks is answered even if there is nothing to do."""
+        return min(LONGEST, max(EVERY, len(self._members) / REPORTS))
+
     # Called by replicas.
 
     def hello(self, hello: Hello) -> Order:
@@ -304,7 +311,7 @@ class Fleet:
         """Forget replicas that are silent and dead."""
         with self._changed:
             for name, member in list(self._members.items()):
-                if self._clock() - member.heard >= SILENCE and not self._machine.alive(name):
+                if self._clock() - member.heard >= self.every + SILENCE and not self._machine.alive(name):
                     self._drop(name)
                     self.on_lost(f"replica {name} is no more")
 

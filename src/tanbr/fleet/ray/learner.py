@@ -27,7 +27,7 @@ from tanbr.serve.web.metrics import Metrics
 
 Result = TypeVar("Result")
 NAMESPACE, SERVE_NAMESPACE = "tanbr", "serve"  # of the learner; in which Ray Serve keeps its replicas
-POLL = 1.0  # seconds after which a replica that asks is answered even if there is nothing to do
+ASK = 10.0  # seconds for a report: it is answered after five at most
 UNLOCKED = 10.0  # seconds in which a learner that was killed must have let go of its folder
 CALL = 120.0  # seconds for a call; a dead learner is found out at once
 AGAIN = 20.0  # seconds for which a call that may be made twice is made again
@@ -105,12 +105,12 @@ class LearnerActor:
         ray.kill(me)
 
     async def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call the host; one who asks hears what to do as soon as there is something, or after a second."""
+        """Call the host; one who asks hears what to do as soon as there is something, or after a while."""
         if method != "ask":
             return await self._run(lambda host: host.call(method, *arguments, **named))
         (report,), host = arguments, self._there()
         waiting = asyncio.wrap_future(host.ask(report))  # in this thread: of a thousand replicas each asks every second
-        await asyncio.wait([waiting], timeout=POLL)
+        await asyncio.wait([waiting], timeout=host.fleet.every)
         if waiting.done() and not waiting.cancelled():
             return waiting.result()
         waiting.cancel()
@@ -213,7 +213,7 @@ class RayLearner:
 
     def __call__(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Have the learner do something; while it is started again, calls that may be made twice wait for it."""
-        seconds = 10 * POLL if method in ("ask", "leave") else CALL
+        seconds = ASK if method in ("ask", "leave") else CALL
 
         def call() -> Any:
             try:
