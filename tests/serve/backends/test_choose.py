@@ -55,17 +55,6 @@ def test_the_fastest_way_that_answers_alike_is_taken(way: str, moe: Moe, quickes
     assert took(Engine(moe, backend="auto", precision="auto", probes=TEXTS)) == "fp32 by torch"
 
 
-def test_a_way_that_takes_much_more_memory_is_served_only_if_asked_for(
-    moe: Moe, quickest: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quickest("int8 by onnx")
-    monkeypatch.setattr(choose, "ROOM", 1.0)
-    engine = Engine(moe, backend="auto", precision="auto", probes=TEXTS)
-    assert took(engine) == "fp32 by torch"
-    assert "times the memory of fp32, too much" in engine.live.backend.chosen
-    assert took(Engine(moe, backend="onnx", precision="int8", probes=TEXTS)) == "int8 by onnx"
-
-
 def test_without_a_text_backends_are_timed_all_the_same(moe: Moe, quickest: Callable[..., None]) -> None:
     quickest("fp32 by onnx", "int8 by onnx")
     engine = Engine(moe, backend="auto", precision="auto", probes=())

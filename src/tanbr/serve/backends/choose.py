@@ -24,7 +24,6 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 AGREEMENT = 0.995  # least share of labels that must be those of float32 …
 LEAST = 200  # … of so many texts: one in 200 may differ
 BROKEN = 0.9  # a precision that was asked for is refused below this: the kernels are wrong, or the model cannot bear it
-ROOM = 1.25  # times the memory of float32 that a way may take unasked: --memory counts float32, and merging is to save
 MOVED = 0.95  # least share of texts that int8 moves by no more than the margin within which float32 answers again
 GAIN = 1.05  # how much faster another way has to be than the one before it …
 REDUCED = 1.7  # … and a lesser precision by torch: bf16 by torch was 1.5 times as fast in the trial as fp32 by ONNX
@@ -120,9 +119,6 @@ def chosen(exact: Any, ways: Sequence[Way], batches: Sequence[Inputs], *, device
             continue
         if judged.agreement is not None and judged.agreement < least:
             lines.append(f"{way} has {judged.agreement:.1%} of fp32's labels, too few")
-            continue
-        if asked == "auto" and (takes := made.size.nbytes / exact.size.nbytes) > ROOM:
-            lines.append(f"{way} takes {takes:.2f} times the memory of fp32, too much")
             continue
         ready.append((way, made, judged))
     if not ready:
