@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from tanbr.lab.settings import parse
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge.export import export
+from tanbr.serve.backends.torch_eager import storage_of, tensors_of
 from tanbr.serve.build import build, checked, known_of, opened
+from tanbr.serve.engine import Engine
 from tanbr.serve.export import served
 from tanbr.tasks.card import read_card, write_card
 
@@ -57,6 +60,29 @@ def test_it_answers_learns_and_knows_its_state_again(folders: tuple[Path, list[P
     build(base, experts=experts, config=CONFIG, state=tmp_path / "state").stop()
     with pytest.raises(StateError, match="made for"):
         build(base, experts=experts[:2], config=CONFIG, state=tmp_path / "state")
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_in_int8_copies_whose_every_tensor_differs_take_little_more_than_in_float32(
+    backend: str, tmp_path: Path
+) -> None:
+    model = build_dense("BertForSequenceClassification")
+    model.save_pretrained(tmp_path / "base")
+    experts = [tuned(model, tmp_path / str(k), seed=k, where=lambda _: True) for k in range(2)]
+    moe = tanbr.open(tmp_path / "base", experts=experts)
+    one: Any = Engine(moe, backend=backend, precision="int8", blend=[1.0, 0.0]).live.backend
+    inputs = {"input_ids": np.array([[3, 4, 5]]), "attention_mask": np.ones((1, 3), dtype=int)}
+    before, other = one.classify(inputs), one.twin(moe)
+    for each in (one, other):  # what int8 and the model beside it have in float32 they share
+        beside = {storage_of(tensor) for tensor in tensors_of(each.exact.model)}
+        alone = [tensor for tensor in tensors_of(each.model) if storage_of(tensor) not in beside]
+        assert {tensor.dtype for tensor in alone if tensor.ndim > 1} == {torch.int8}
+    assert other.size.nbytes == one.size.nbytes
+    other.merge(moe, np.array([0.0, 1.0]))
+    np.testing.assert_array_equal(one.classify(inputs), before)
+    one.merge(moe, np.array([0.0, 1.0]))
+    np.testing.assert_array_equal(one.classify(inputs), other.classify(inputs))
+    assert not np.array_equal(one.classify(inputs), before)
 
 
 def test_a_list_names_tasks_method_and_the_start_blend(folders: tuple[Path, list[Path]], tmp_path: Path) -> None:

@@ -117,8 +117,13 @@ class TorchEager(Backend):
         """Make a second one that shares every tensor but the FFNs'."""
         own = {storage_of(tensor) for tensor in self._own()}
         shared = {id(tensor): tensor for tensor in tensors_of(self.model) if storage_of(tensor) not in own}
+        exact = None
+        if self.exact is not None:  # what both have in float32 they share in the twin, too
+            exact = self.exact.twin(moe)
+            shared |= {
+                id(old): new for old, new in zip(tensors_of(self.exact.model), tensors_of(exact.model), strict=True)
+            }
         model = copy.deepcopy(self.model, dict(shared))
-        exact = None if self.exact is None else self.exact.twin(moe)
         other = type(self)(model, outputs_of(model, moe), pooling=self._pooling, exact=exact)
         other.agreement, other.margin = self.agreement, self.margin
         return other
