@@ -6,7 +6,7 @@ the `as_*` functions, which are the only place where shape and range are checked
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,7 +33,7 @@ class Terms:
     mean: float  # ψᵀf(x), predicted reward
     granularity: float = 0.0  # ν₁ρ^h, what the leaf's size may hide
     uncertainty: float = 0.0  # γ√(gᵀZ⁻¹g/w), or β standard deviations
-    node: int = -1  # the tree's name for the node (`TreeView.node`), -1 when the blend is no node of it
+    node: int = -1  # row of the node in Algorithm 1's tree, -1 where there is no tree
     depth: int = 0  # h of that node
     candidates: int = 1  # how many blends were compared
     evidence: float = 0.0  # for a change of some task's rewards: logarithm of a Bayes factor, the highest of all
@@ -135,43 +135,6 @@ class SlotRecord:
         if not seen.any():
             return float("nan")
         return float(np.average(self.reward[seen], weights=self.counts[seen]))
-
-
-@dataclass(frozen=True, eq=False)
-class TreeView:
-    """A snapshot of the search tree, one row per node; row 0 is the root and parents come before children."""
-
-    parent: NDArray[np.int64]  # (n,) -1 for the root
-    depth: NDArray[np.int64]  # (n,)
-    blend: FloatArray  # (n, K)
-    visits: FloatArray  # (n,) how often the node's blend was told
-    value: FloatArray  # (n, V) predicted reward per task
-    leaf: NDArray[np.bool_]  # (n,) whether the node may be chosen and has no children
-    active: NDArray[np.bool_]  # (n,) whether the node's region holds a feasible blend
-    node: NDArray[np.int64]  # (n,) what `Terms.node` calls it
-
-    def __len__(self) -> int:
-        """How many nodes there are."""
-        return len(self.parent)
-
-
-class Router(Protocol):
-    """What every router must do, yours too; `tanbr.router.contract` checks it.
-
-    `warm_start`, `decline`, `explain`, `tree`, `open`, `save`, `load` and `fork` are looked for where they
-    are used; `tanbr.router.Tanbr` has them all.
-    """
-
-    def ask(self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None) -> Decision:
-        """Choose G blends for a slot whose task mix is ψ (V,).
-
-        `confusion` (V, V) says how each task's requests are read; rightly, if it is None.
-        """
-        ...
-
-    def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
-        """Learn from the reward (V,) of one model or (G, V), NaN where unseen; late and out of order is fine."""
-        ...
 
 
 def lock(value: Any) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
 from tanbr.router import Tanbr, contract
 from tanbr.router.config import RouterConfig
+from tanbr.router.paper import PaperState
 from tanbr.router.shell import AskTell
 from tanbr.types import Decision, FloatArray
 
@@ -38,13 +39,13 @@ class Watched:
 
 
 def record(router: AskTell) -> dict[str, list[object]]:
-    """Blends, bounds and the tree's depths of a short run with unseen tasks."""
+    """Blends, bounds and the depths of Algorithm 1's tree in a short run with unseen tasks."""
     watched = Watched(router)
     blends = contract.play(watched, SLOTS, seed=11, unseen=0.2)
     return {
         "blends": np.round(blends, 9).tolist(),
         "bounds": [None if np.isnan(bound) else round(bound, 9) for bound in watched.bounds],
-        "depths": router.tree.depth.tolist(),
+        "depths": router.known.tree.depth.tolist() if isinstance(router.known, PaperState) else [],
     }
 
 

@@ -142,7 +142,7 @@ class Steady:
 
 
 class Scripted:
-    """A router that chooses blends in a row, again and again, and notes what it hears; `fork` is a deep copy.
+    """A router that chooses blends in a row, again and again, and notes what it hears.
 
     `fails` names a method of all routers that raises.
     """
@@ -159,6 +159,9 @@ class Scripted:
     def _do(self, step: str) -> None:
         if type(self).fails == step:
             raise RuntimeError(f"{step} failed")
+
+    def fork(self) -> "Scripted":
+        return copy.deepcopy(self)
 
     def ask(self, task_mix: Any, *, models: int = 1, confusion: Any = None) -> Decision:
         self._do("ask")

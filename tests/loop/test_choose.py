@@ -109,7 +109,7 @@ def test_a_careful_loop_waits_for_rewards_learns_and_serves_what_is_best_without
     assert reasons == [Reason.START] * 2 + [Reason.CHOSEN] * 4 + [Reason.BEST if tanbr else Reason.START] * 2
     assert learner.phase is Phase.WAITING
     if tanbr:
-        best = router_of(learner).suggest(learner.forecast, models=models, confusion=np.eye(V), optimism=0.0)
+        best = router_of(learner).suggest(Readings.of(learner.forecast), models=models, optimism=0.0)
         assert learner.slot.blends.tolist() == Choice.panel(best.blends, best.estimates, Reason.BEST).blends.tolist()
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tanbr.errors import InputError
 from tanbr.loop.practice import (
     ALONE,
     FEW,
@@ -227,15 +226,3 @@ def test_what_was_practised_is_part_of_the_routers_state(tmp_path: Path) -> None
     again = Tanbr.load(tmp_path / "router")
     assert again.own_experts.tolist() == router.own_experts.tolist()
     np.testing.assert_array_equal(again.ask(np.full(V, 1 / V)).blends, router.ask(np.full(V, 1 / V)).blends)
-
-
-@pytest.mark.parametrize(
-    ("gain", "errors"),
-    [([0.1] * 3, [0.1] * 3), ([np.inf] * V, [0.1] * V), ([0.1] * V, [-0.1] * V), ([0.1] * V, [np.nan] * V)],
-)
-def test_gains_that_are_no_gains_and_chances_that_are_none_are_refused(gain: list[float], errors: list[float]) -> None:
-    router = Tanbr(K, V)
-    with pytest.raises(InputError, match="a gain and its error must be 4 numbers"):
-        router.practised(np.full(K, 1 / K), gain, errors)
-    with pytest.raises(InputError, match="own must hold 4 chances"):
-        router.assign(np.full((V, K), 0.3))

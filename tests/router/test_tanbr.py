@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tanbr import state
-from tanbr.errors import ConfigError, InputError, SettingsError, StateError
+from tanbr.errors import ConfigError, DecisionError, InputError, SettingsError, StateError
 from tanbr.lab.rivals import RandomBlend
 from tanbr.lab.settings import parse, with_options
 from tanbr.router import Tanbr
@@ -15,6 +15,7 @@ from tanbr.router.config import MADE_WITH, DefaultModeConfig, RouterConfig
 from tanbr.router.contract import CHECKS, EVEN, K, V, check_learns, play, toy_reward
 from tanbr.router.simplex import MOST, Sizes, first_best, keep_largest
 from tanbr.state import read_state, write_state
+from tanbr.types import Decision
 
 EXACT = RouterConfig.model_validate({"paper": {"confidence": "exact", "rho": 0.9, "layers": 3, "width": 16}})
 THEORY = RouterConfig.model_validate({"paper": {"gamma": "theory", "learning_rate": 1e-3, "loss": "mean"}})
@@ -45,6 +46,51 @@ def test_router(check, make):
     check(make)
 
 
+EVIL = [
+    (InputError, "ask", mix) for mix in (
+        np.full(V, 0.3), np.ones(V + 1) / (V + 1), [np.nan, 0.5, 0.25, 0.25], [-0.5, 0.5, 0.5, 0.5], np.zeros(V),
+        [np.inf, 0, 0, 0], "mix", None, EVEN[None],
+    )
+] + [
+    (InputError, "tell", *told) for told in (
+        (EVEN[:-1],), (EVEN + 0.9,), (EVEN - 0.9,), (EVEN + np.inf,), ("reward",), (None,), (np.ones((2, V)),),
+        ([[0.5] * V, [0.5]],), (EVEN, 0 * EVEN), (EVEN, -EVEN), (EVEN, np.nan * EVEN), (EVEN, EVEN[:-1]),
+    )
+] + [
+    (InputError, "warm_start", *table) for table in (
+        (np.eye(K), np.zeros((2, V))), (np.ones((1, K)), EVEN[None]), ("a", "b"), (EVEN, EVEN),
+    )
+]  # fmt: skip
+
+
+def test_what_makes_no_sense_is_refused_and_changes_nothing():
+    router, twin = Tanbr(K, V, seed=2), Tanbr(K, V, seed=2)
+    play(router, 12)
+    play(twin, 12)
+    mix = EVEN.copy()
+    told, held = (one.ask(mix) for one in (router, router))
+    mix[0] = 9.0
+    assert held.task_mix[0] == EVEN[0]
+    assert not held.blend.flags.writeable
+    assert [one.id for one in router.open] == [told.id, held.id]
+    router.tell(told, EVEN)
+    for error, method, *arguments in EVIL:
+        call = functools.partial(router.tell, held) if method == "tell" else getattr(router, method)
+        with pytest.raises(error):
+            call(*arguments)
+    for models in (0, -1, K + 1, 1.5, "2", True):
+        with pytest.raises(InputError):
+            router.ask(EVEN, models=models)
+    foreign = Decision(held.id, held.task_mix, np.eye(K)[0] * 0.5 + 0.5 / K)
+    for decision in (told, told.id, 10**9, -1, "1", None, True, foreign):
+        with pytest.raises(DecisionError):
+            router.tell(decision, EVEN)
+    router.tell(held, EVEN)
+    for decision in [twin.ask(EVEN) for _ in range(2)]:
+        twin.tell(decision, EVEN)
+    assert np.array_equal(play(router, 30, panels=True), play(twin, 30, panels=True))
+
+
 def test_it_learns_in_tens_of_slots_and_mode_paper_in_hundreds():
     check_learns(Tanbr, slots=40, at_least=0.25)
     config = RouterConfig.model_validate({"paper": {"rho": 0.9, "loss": "mean", "learning_rate": 0.01}})
@@ -63,6 +109,10 @@ def test_refuses_modes_settings_and_sizes_that_do_not_exist():
     with pytest.raises(InputError, match="one blend at a time"):
         Tanbr(4, 3, mode="paper").ask([0.5, 0.3, 0.2], models=2)
     assert Sizes.check(8, np.int64(3)) == Sizes(8, 3, 8)
+    odd = [(1, V), (0, V), (2.5, V), ("5", V), (K, 0), (K, -1), (K, True), (K, V, 0), (K, V, K + 1), (K, V, 1.5)]
+    for sizes in odd:
+        with pytest.raises(InputError, match="whole number"):
+            Sizes.check(*sizes)
     with pytest.raises(InputError, match=r"experts must be a whole number from 2 to 4096 \(got 4097\)"):
         Sizes.check(MOST + 1, 3)
 
@@ -126,7 +176,7 @@ def test_every_setting_is_applied_to_a_saved_router_or_refused(tmp_path, name):
         return
     resumed = asked.resumed(tmp_path / "state.npz")
     assert getattr(resumed.config.default, name) == OTHER[name]
-    np.testing.assert_array_equal(resumed.tree.value, old.tree.value)  # what was learned is there
+    np.testing.assert_array_equal(resumed.expected, old.expected)  # what was learned is there
     play(resumed, 30)  # and goes on
 
 

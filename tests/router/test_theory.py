@@ -29,10 +29,10 @@ def test_runs_respect_the_bounds_on_depth_and_leaves(rho, constant, delta, seed)
     for slot in range(1, 121):
         router.tell(router.ask([0.5, 0.5]), rng.random(2))
         if slot in (30, 120):
-            tree = router.tree
+            tree = router.known.tree
             # H counts nodes that may be expanded; their children lie one deeper
             assert tree.depth.max() <= theory.depth_bound(slot, config) + 1
-            assert tree.leaf.sum() <= theory.leaves_bound(slot, config) + 1
+            assert len(tree.active_leaves) <= theory.leaves_bound(slot, config) + 1
 
 
 def test_regret_bound_by_hand_and_not_sublinear():

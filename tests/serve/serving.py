@@ -1,10 +1,11 @@
 """What the tests of the service share: a quick service on the embedded model, and a router that counts."""
 
+import copy
 import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,8 +15,7 @@ from tanbr.lab.tasks import tiny
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
 from tanbr.monitor import Monitor
-from tanbr.router import Terms, TreeView
-from tanbr.router.shell import lone_root
+from tanbr.router import Terms
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service
@@ -49,9 +49,13 @@ class Ledger:
     def warm_start(self, blends: Any, rewards: Any, counts: Any) -> None:
         self.told += float(np.sum(counts))
 
-    @property
-    def tree(self) -> TreeView:
-        return lone_root(K, V)
+    def decline(self, decision: Decision) -> None:
+        self.open.remove(next(one for one in self.open if one.id == decision.id))
+
+    def fork(self) -> Self:
+        return copy.deepcopy(self)
+
+    expected = np.full((1, V), np.nan)
 
     def save(self, path: str | Path) -> None:
         waiting = [[one.id, *(x.tolist() for x in (one.task_mix, one.blends, one.estimates))] for one in self.open]

@@ -107,7 +107,7 @@ def test_a_restart_goes_on_with_the_settings_it_is_given_or_says_why_it_cannot(t
     router = again.learner.router
     assert isinstance(router, Tanbr)
     assert router.config.default.beta == 3.0
-    assert (again.state().slot, router.tree.visits.sum()) == (slot, 1)
+    assert (again.state().slot, router.known.posterior.visits.sum()) == (slot, 1)
     again.stop()
     few = config.model_copy(update={"max_active": 2})
     for settings, said in (

@@ -41,10 +41,11 @@ from tanbr.merge import Moe
 from tanbr.merge.methods import METHODS, check_name
 from tanbr.monitor import Monitor
 from tanbr.router.own import OwnRouter
+from tanbr.router.shell import AskTell
 from tanbr.serve.backends.choose import Precision
 from tanbr.serve.dense import DenseModel
 from tanbr.tasks.metrics import Answer
-from tanbr.types import AnswersBy, Blend, FloatArray, Router, Text
+from tanbr.types import AnswersBy, Blend, FloatArray, Text
 
 AVERAGE = "average"
 DENSE = "dense:"  # before the folder of a dense checkpoint
@@ -177,7 +178,7 @@ class Bench(Conditions):
         return self._dense[folder]
 
 
-Make: TypeAlias = Callable[[Bench, int], Router]  # of a seed
+Make: TypeAlias = Callable[[Bench, int], AskTell]  # of a seed
 Responder: TypeAlias = Callable[[Bench], Respond]
 
 
@@ -206,19 +207,19 @@ def _named(name: str) -> Make:
     return lambda b, seed: build(name, *b.sizes, seed=seed, config=b.config.router.of_requests(b.told_experts))
 
 
-def _proportional(bench: Bench, _: int) -> Router:
+def _proportional(bench: Bench, _: int) -> AskTell:
     if bench.card == "none":
         raise ConfigError("proportional blends by the experts' tasks; leave it out, or --card none")
     return _named("proportional")(bench, 0)
 
 
-def _base(bench: Bench, _: int) -> Router:
+def _base(bench: Bench, _: int) -> AskTell:
     if not bench.moe.source.with_base:
         raise ConfigError("base needs experts over a base that may take weight (base = true in the list of experts)")
     return FixedBlend(*bench.sizes, blend=np.eye(bench.sizes[0])[-1])
 
 
-def _similar(bench: Bench, _: int) -> Router:
+def _similar(bench: Bench, _: int) -> AskTell:
     (K, V), names = bench.sizes, [task.name for task in bench.corpus.tasks]
     of = {name: place for place, name in enumerate(card_of(bench.moe).expert_tasks) if name in names}
     if not of:
@@ -234,7 +235,7 @@ def _similar(bench: Bench, _: int) -> Router:
     return Proportional(K, V, own=own)
 
 
-def _best_known(bench: Bench, *, even: bool = False) -> Router:
+def _best_known(bench: Bench, *, even: bool = False) -> AskTell:
     K, V = bench.sizes
     mix = np.full(V, 1 / V) if even else None
     return BestKnown(K, V, blends=bench.known.blends, rewards=bench.known.rewards, mix=mix)

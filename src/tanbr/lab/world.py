@@ -24,10 +24,11 @@ from tanbr.loop.rewards import Given, Tally
 from tanbr.loop.slot import Choice, Slot, Turn
 from tanbr.loop.turn import first, turn
 from tanbr.loop.world import MixSource
+from tanbr.router.shell import AskTell
 from tanbr.serve.panel import Assignment
 from tanbr.tasks.metrics import Answer, LabelSpace
 from tanbr.tasks.rows import Row
-from tanbr.types import Blend, FloatArray, Router, SlotRecord, TaskMix, Text, as_blend
+from tanbr.types import Blend, FloatArray, SlotRecord, TaskMix, Text, as_blend
 
 Credit: TypeAlias = Literal["labels", "rewards"]  # what a client sends back
 Respond: TypeAlias = Callable[[FloatArray, NDArray[np.intp], Sequence[Text]], list[Answer]]
@@ -227,7 +228,7 @@ class Contestant:
     def __init__(
         self,
         world: StreamWorld,
-        router: Router,
+        router: AskTell,
         monitor: MixSource,
         *,
         start: StartBlend,

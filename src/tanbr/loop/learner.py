@@ -1,10 +1,9 @@
 """The learner: all that is known when a slot is open, as one value. A step gives the next; to undo it, keep the old."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tanbr.loop.choose import Pin, StartBlend
 from tanbr.loop.config import LoopConfig
@@ -14,7 +13,9 @@ from tanbr.loop.practice import Exercise, Practice
 from tanbr.loop.rewards import Given, Trust
 from tanbr.loop.slot import Choice, Phase, Reason, Slot, Version
 from tanbr.loop.world import MixSource
-from tanbr.types import FloatArray, Router, TaskMix
+from tanbr.router.shell import AskTell
+from tanbr.router.tanbr import Tanbr
+from tanbr.types import FloatArray, TaskMix
 
 if TYPE_CHECKING:  # settings are read without scikit-learn
     from tanbr.monitor.recogniser import Recognition
@@ -35,7 +36,7 @@ class Learner:
     """All that is known when a slot is open."""
 
     rules: Rules
-    router: Router
+    router: AskTell
     monitor: MixSource
     slot: Slot
     guard: Guard
@@ -106,9 +107,9 @@ def observe(learner: Learner, seen: "Recognition | None", rewards: Sequence[Give
     return replace(learner, guard=guard)
 
 
-def begun(router: Any, tasks: int) -> Practice | None:
+def begun(router: AskTell, tasks: int) -> Practice | None:
     """Begin to practise, if a router can learn from it."""
-    if not getattr(router, "practises", False):
+    if not isinstance(router, Tanbr) or not router.practises:
         return None
     own = router.chances
     return Practice(router.experts, tasks, believed=own if own.any() else None)
@@ -127,12 +128,6 @@ def practised(learner: Learner, done: Exercise, earned: FloatArray) -> Learner:
     """Take in what the rows of an exercise have earned, and may have (2, n)."""
     if learner.practice is None:
         return learner
-    router = fork(learner.router)
+    router = learner.router.fork()
     practice = learner.practice.learned(done, earned, router=router, slot=learner.slot.number)
     return replace(learner, router=router, practice=practice)
-
-
-def fork(router: Router) -> Router:
-    """Give an independent copy of a router: at once where it can do that itself."""
-    forked: Router = router.fork() if hasattr(router, "fork") else copy.deepcopy(router)
-    return forked

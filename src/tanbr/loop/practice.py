@@ -178,9 +178,10 @@ class Practice:
                 np.eye(K)[expert], np.flatnonzero(missing[:, expert])[::-1], "an expert alone", expert
             )
         optimism = OPTIMISM[self.suggested % len(OPTIMISM)]
-        panel = router.suggest(mix, models=models, confusion=confusion, optimism=optimism)
+        readings = Readings.of(mix, confusion)
+        panel = router.suggest(readings, models=models, optimism=optimism)
         place = self.suggested // len(OPTIMISM) % len(panel.blends)
-        own = group_mixes(panel.estimates, Readings.of(mix, confusion))[place]
+        own = group_mixes(panel.estimates, readings)[place]
         why = {None: "the start blend by the experts found", 0.0: "what would be served"}
         return self._exercise(panel.blends[place], self._drawn(own, rng), why.get(optimism, "what may be better"))
 

@@ -9,10 +9,11 @@ import numpy as np
 from tanbr.loop.config import RewardConfig
 from tanbr.loop.guard import LEAST_COUNT
 from tanbr.loop.holdback import WINDOW, Toss
-from tanbr.loop.learner import Learner, fork
+from tanbr.loop.learner import Learner
 from tanbr.loop.rewards import VERDICT, Given, Tally, Trust, credited, shares
 from tanbr.loop.slot import Reason, Slot, Told, Version
 from tanbr.loop.world import P, World
+from tanbr.router.shell import AskTell
 from tanbr.types import Text
 
 TAUGHT = 256  # texts a slot, at most, that labels teach the monitor: about 0.2 s of one core
@@ -48,7 +49,7 @@ def tell(
     learner: Learner, world: World[P], mark: int, *, bad: Sequence[int], worthless: bool
 ) -> tuple[Learner, tuple[Told, ...]]:
     """Tell a fork of the router the slots whose rewards are due, and what came late for those it was told."""
-    config, trust, router, told = learner.rules.config.rewards, learner.trust, fork(learner.router), []
+    config, trust, router, told = learner.rules.config.rewards, learner.trust, learner.router.fork(), []
     ended = learner.settling[-1]
     for slot in learner.settling:
         if ended.number - slot.number >= config.settle_slots or (bad and slot is ended):
@@ -105,7 +106,7 @@ def told_of(
     return Told(slot, rewards, counts, shares(tallies, config))
 
 
-def _teach(router: Any, told: Told) -> None:
+def _teach(router: AskTell, told: Told) -> None:
     """Tell the router the rewards of a slot's models; what it did not choose teaches it as a warm start."""
     slot, decision, taught = told.slot, told.slot.decision, (told.counts > 0).any(axis=1)
     if decision is not None and not told.late:
@@ -114,7 +115,7 @@ def _teach(router: Any, told: Told) -> None:
             row = np.abs(decision.blends - blend).sum(axis=1).argmin()  # the nearest: a saved one may have lost digits
             rewards[row], counts[row] = reward, count
         router.tell(decision, rewards, counts)
-    elif taught.any() and hasattr(router, "warm_start"):
+    elif taught.any():
         router.warm_start(slot.blends[taught], told.rewards[taught], told.counts[taught])
 
 

@@ -14,20 +14,21 @@ down what was decided and commits it. A served slot, a simulated one and a step 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from tanbr.loop.choose import Pin
 from tanbr.loop.guard import Guard, Refused
 from tanbr.loop.holdback import tossed
-from tanbr.loop.learner import Learner, Rules, begun, fork
+from tanbr.loop.learner import Learner, Rules, begun
 from tanbr.loop.rewards import Trust
 from tanbr.loop.slot import Choice, Phase, Reason, Slot, Told, Turn, Version
 from tanbr.loop.telling import TAUGHT, teach_monitor, tell
 from tanbr.loop.world import MixSource, P, World
 from tanbr.router.panel import Readings
-from tanbr.types import Decision, Router, SlotMix, TaskMix
+from tanbr.router.shell import AskTell
+from tanbr.router.tanbr import Tanbr
+from tanbr.types import Decision, SlotMix, TaskMix
 
 log = logging.getLogger("tanbr.loop")
 
@@ -38,7 +39,7 @@ def first(
     rules: Rules,
     world: World[P],
     *,
-    router: Router,
+    router: AskTell,
     monitor: MixSource,
     tasks: int,
     number: int = 0,
@@ -51,7 +52,7 @@ def first(
     """Open the first slot, for a mix (V,) or for every task alike, with a decision if the router made one already."""
     mix = np.full(tasks, 1.0 / tasks) if mix is None else mix
     learner = Learner(
-        rules, fork(router), monitor, trust=trust or Trust(), forecast=mix, pin=pin, mark=world.last_reward(),
+        rules, router.fork(), monitor, trust=trust or Trust(), forecast=mix, pin=pin, mark=world.last_reward(),
         slot=Slot(number - 1, (), mix, np.zeros((0, 0)), np.zeros((0, tasks)), None, Reason.START),
         guard=Guard.empty(tasks), practice=begun(router, tasks) if practises else None,
     )  # fmt: skip
@@ -74,7 +75,7 @@ def turn(
     try:
         after, told = tell(closed, world, mark, bad=bad, worthless=worthless)  # lines 8 to 14
     except Exception as error:  # a router that fails must not keep a bad blend answering
-        forced, after = forced or _staying(kept, error), replace(closed, router=fork(closed.router))
+        forced, after = forced or _staying(kept, error), replace(closed, router=closed.router.fork())
         world.alarm(f"slot {learner.slot.number}: {_said(error)}; its rewards are told with the next turn")
     if after.phase is Phase.HARMED and learner.phase is not Phase.HARMED:
         world.alarm(f"{after.gain}: the start blend is served again")
@@ -110,13 +111,11 @@ def _choose(learner: Learner, kept: Choice | None) -> Choice:
     held = chance is not None and tossed(rules.seed, learner.slot.number + 1, chance)
     if phase is Phase.LEARNING and not held:
         return replace(_asked(learner), chance=chance)
-    router: Any = learner.router
-    if phase is Phase.WAITING and learner.rewarded is not None and getattr(router, "practises", False):
-        confusion = learner.monitor.confusion if rules.models > 1 else None
-        known = router.suggest(mix, models=rules.models, confusion=confusion, optimism=0.0)
+    readings, router = Readings.of(mix, learner.monitor.confusion if rules.models > 1 else None), learner.router
+    if phase is Phase.WAITING and learner.rewarded is not None and isinstance(router, Tanbr) and router.practises:
+        known = router.suggest(readings, models=rules.models, optimism=0.0)
         return Choice.panel(known.blends, known.estimates, Reason.BEST, "no rewards any more: what is best so far")
     served = np.empty((0, 0)) if kept is None or held else kept.blends
-    readings = Readings.of(mix, learner.monitor.confusion if rules.models > 1 else None)
     blends, estimates = rules.start(readings, served, models=rules.models)
     if held:
         note = "held back: the start blend, to compare with"
@@ -158,13 +157,8 @@ def _prepare(learner: Learner, world: World[P], choice: Choice, kept: Choice | N
             if not isinstance(why, Refused) or choice.decision is None or kept is None:
                 raise
             log.info("a blend is not served: %s", why)
-            router: Any = learner.router
-            if hasattr(router, "decline"):
-                router.decline(choice.decision)
-            else:
-                router.tell(choice.decision, np.full(choice.decision.estimates.shape, np.nan))
-            if hasattr(router, "warm_start"):  # what the probes have earned teaches all the same
-                router.warm_start(choice.blends[[len(prepared) - 1]], why.reward[None], why.counts[None])
+            learner.router.decline(choice.decision)  # what the probes have earned teaches all the same
+            learner.router.warm_start(choice.blends[[len(prepared) - 1]], why.reward[None], why.counts[None])
             refused += 1
             other = _asked(learner) if refused < TRIES else replace(kept, note=f"refused: {why}")
             choice = replace(other, chance=choice.chance)

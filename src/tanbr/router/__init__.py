@@ -2,6 +2,6 @@
 
 from tanbr.router.shell import RouterState
 from tanbr.router.tanbr import Tanbr
-from tanbr.types import Terms, TreeView
+from tanbr.types import Terms
 
-__all__ = ["RouterState", "Tanbr", "Terms", "TreeView"]
+__all__ = ["RouterState", "Tanbr", "Terms"]

@@ -17,7 +17,7 @@ from tanbr.router.panel import Readings
 from tanbr.router.shell import Question
 from tanbr.router.simplex import first_best
 from tanbr.router.watch import Watch
-from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TreeView
+from tanbr.types import Blend, Counts, Decision, FloatArray, Reward
 
 FITS = (80, 160, 320, 640, 1280)  # told slots after which the kernel is fitted: earlier, a fit calls the map flat
 LEAST_ERROR = 0.005  # of a gain in practice: half a point, what rows of other days differ by
@@ -33,7 +33,7 @@ class DefaultPolicy(Rules):
     def choose(self, state: Known, asked: Question, rng: np.random.Generator) -> Decision:
         """Choose what the bound says."""
         waiting = [blend for decision in asked.open for blend in decision.blends]
-        panel = wanted(self, state, Readings.of(asked.task_mix, asked.confusion), asked.models, waiting)
+        panel = wanted(self.by(state), state, Readings.of(asked.task_mix, asked.confusion), asked.models, waiting)
         watch, suspect = state.watch, first_best(state.watch.evidence)
         evidence, changes = float(watch.evidence[suspect]), int(watch.changes.sum())
         suspect = suspect if evidence > 0 else -1
@@ -58,33 +58,29 @@ class DefaultPolicy(Rules):
 
         From the first one on rewards are what a blend earns beyond the even one: all else is forgotten.
         """
-        pool, K, V = state.posterior, self.sizes.experts, self.sizes.tasks
+        pool, prior, K, V = state.posterior, self.by(state).prior, self.sizes.experts, self.sizes.tasks
         if not state.practised:
-            pool = gp.forget_tasks(self.prior, pool, np.arange(V))
+            pool = gp.forget_tasks(prior, pool, np.arange(V))
             sure = np.full(V, pool.noise / LEAST_ERROR**2)
-            pool = gp.observe(self.prior, pool, np.full(K, 1.0 / K), np.full(V, gp.CENTRE), sure)
+            pool = gp.observe(prior, pool, np.full(K, 1.0 / K), np.full(V, gp.CENTRE), sure)
         counts = np.where(np.isfinite(gain), pool.noise / np.maximum(errors, LEAST_ERROR) ** 2, 0.0)
-        pool = gp.observe(self.prior, pool, blend, np.clip(gp.CENTRE + gain, 0.0, 1.0), counts)
-        state = replace(state, posterior=pool, practised=state.practised + 1)
-        if state.practised in PRACTICE_FITS:
-            state = replace(state, posterior=gp.refit(self.prior, pool, noise=False))
-        return state
+        pool = gp.observe(prior, pool, blend, np.clip(gp.CENTRE + gain, 0.0, 1.0), counts)
+        if state.practised + 1 in PRACTICE_FITS:
+            pool = gp.refit(prior, pool, noise=False)
+        return replace(state, posterior=pool, practised=state.practised + 1)
 
     def assigned(self, state: Known, own: FloatArray) -> Known:
         """Expect from now on that experts are the tasks' own as likely as this says (V, K)."""
         state = replace(state, own=own)
         return replace(state, posterior=gp.with_lift(self.by(state).prior, state.posterior))
 
-    def suggested(self, state: Known, asked: Question, optimism: float | None) -> Panel:
-        """Suggest G blends to practise: those of highest bound at so many deviations, or the baseline if None.
-
-        With 0, what would be served.
-        """
-        readings = Readings.of(asked.task_mix, asked.confusion)
+    def suggested(self, state: Known, readings: Readings, models: int, optimism: float | None) -> Panel:
+        """Find G blends of highest bound at so many deviations, those of what is served if 0; the baseline if None."""
+        rules = self.by(state)
         if optimism is None:
-            blends, home = baseline_panel(self, readings, asked.models)
-            return Panel(blends, (home == np.arange(asked.models)[:, None]).astype(np.float64), ())
-        return wanted(replace(self, optimism=optimism or self.optimism), state, readings, asked.models, ())
+            blends, home = baseline_panel(rules, readings, models)
+            return Panel(blends, (home == np.arange(models)[:, None]).astype(np.float64), ())
+        return wanted(replace(rules, optimism=optimism or rules.optimism), state, readings, models, ())
 
     def _observed(self, state: Known, blend: Blend, reward: Reward, counts: Counts) -> Known:
         """Pool a reward, after what it contradicts was forgotten."""
@@ -117,14 +113,7 @@ class DefaultPolicy(Rules):
             return replace(state, posterior=posterior, watch=state.watch.begun())
         return state
 
-    def view(self, state: Known) -> TreeView:
-        """Show the blends that were told, below the even one: this router searches no tree."""
+    def expected(self, state: Known) -> FloatArray:
+        """The means of the even blend and of those that were told: (n, V)."""
         pool, even = state.posterior, self.sizes.experts
-        blends = np.concatenate([pool.points[even : even + 1], pool.arms])
-        count = len(blends)
-        below, every = np.arange(count) > 0, np.ones(count, dtype=np.bool_)
-        return TreeView(
-            parent=below - 1, depth=below.astype(np.int64), blend=blends, visits=np.append(0.0, pool.visits),
-            value=gp.mean_at(self.prior, pool, blends), leaf=below if count > 1 else every, active=every,
-            node=np.arange(count),
-        )  # fmt: skip
+        return gp.mean_at(self.by(state).prior, pool, np.concatenate([pool.points[even : even + 1], pool.arms]))

@@ -31,9 +31,9 @@ import numpy as np
 
 from tanbr.errors import ConfigError, InputError, StateError, TanbrError
 from tanbr.router.panel import Readings, task_groups
-from tanbr.router.shell import AskTell, Nothing, Question, lone_root
+from tanbr.router.shell import AskTell, Nothing, Question
 from tanbr.router.simplex import Sizes, keep_largest
-from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TreeView, as_blend
+from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, as_blend
 
 
 def built(make: Callable[..., Any], *sizes: int, **options: Any) -> Any:
@@ -118,8 +118,8 @@ class _Theirs:
             _called("warm_start", self.router.warm_start, blend[None], reward[None], counts[None])
         return state
 
-    def view(self, state: Nothing) -> TreeView:
-        return lone_root(self.sizes.experts, self.sizes.tasks)
+    def expected(self, state: Nothing) -> FloatArray:
+        return np.full((1, self.sizes.tasks), np.nan)
 
 
 class OwnRouter(AskTell):

@@ -19,7 +19,7 @@ from tanbr.router.config import PaperModeConfig
 from tanbr.router.shell import Question
 from tanbr.router.simplex import Sizes, first_best, keep_largest
 from tanbr.router.theory import expansion_threshold
-from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TaskMix, Terms, TreeView, lock
+from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, TaskMix, Terms, lock
 
 Weights: TypeAlias = tuple[FloatArray, ...]  # θ: L matrices (w, K), (w, w) …, (V, w)
 Point: TypeAlias = Callable[[FloatArray, FloatArray], Blend]  # of a box, low and high (K,): its representative (K,)
@@ -436,12 +436,6 @@ class Algorithm1:
         point = proportional_point if self.config.representative == "proportional" else corner_point
         return keep_largest(point(low, high), self.sizes.max_active)
 
-    def view(self, state: PaperState) -> TreeView:
-        """Show the partition tree; inactive nodes have no blend (zeros) and no value (NaN)."""
-        tree = state.tree
-        value = np.full((len(tree), self.sizes.tasks), np.nan)
-        value[tree.active] = predict(state.belief.theta, unit(tree.blend[tree.active]))
-        return TreeView(
-            parent=tree.parent, depth=tree.depth, blend=tree.blend, visits=tree.visits.astype(np.float64),
-            value=value, leaf=tree.leaf & tree.active, active=tree.active, node=np.arange(len(tree)),
-        )  # fmt: skip
+    def expected(self, state: PaperState) -> FloatArray:
+        """F at the blends of the active nodes: (n, V)."""
+        return predict(state.belief.theta, unit(state.tree.blend[state.tree.active]))

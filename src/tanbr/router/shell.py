@@ -22,7 +22,6 @@ from tanbr.types import (
     FloatArray,
     TaskMix,
     Terms,
-    TreeView,
     as_blend,
     as_confusion,
     as_counts,
@@ -54,13 +53,6 @@ class Nothing:
     """The state of a policy in which nothing changes."""
 
 
-def lone_root(experts: int, tasks: int) -> TreeView:
-    """Show the tree of a router that has none: the even blend."""
-    yes, zero = np.ones(1, dtype=np.bool_), np.zeros(1, dtype=np.int64)
-    even, nothing = np.full((1, experts), 1.0 / experts), np.full((1, tasks), np.nan)
-    return TreeView(zero - 1, zero, even, np.zeros(1), nothing, yes, yes, zero)
-
-
 @dataclass(frozen=True, eq=False)
 class RouterState:
     """Everything that changes in a router."""
@@ -81,7 +73,7 @@ class AskTell:
     - `choose(state, question, rng)`, which makes the decision,
     - `learn(state, decision, rewards, counts, rng)`: the next state, from (G, V) each; counts are 0 where unseen,
     - `warm_start(state, blend, reward, counts)`: the next state, from a reward that it did not ask for,
-    - `view(state)`: its search tree, or `lone_root`.
+    - `expected(state)`: the rewards (n, V) that it expects of blends it knows; NaN where it expects nothing.
     """
 
     kind: ClassVar[str] = ""  # written into saved states
@@ -105,13 +97,11 @@ class AskTell:
         if as_size(models, "models", least=1, most=self.experts) > 1 and not self._policy.panels:
             raise InputError(f"this router chooses one blend at a time (asked for {models}); take another for panels")
         self._rng.bit_generator.state = state.random
-        decision = self._rules.choose(state.known, Question(state.next_id, mix, models, read, state.open), self._rng)
+        decision = self._policy.choose(state.known, Question(state.next_id, mix, models, read, state.open), self._rng)
         blends = [as_blend(x, experts=self.experts, max_active=self.max_active) for x in decision.blends]
         decision = replace(decision, blends=frozen(blends))
-        self._state = replace(
-            state, random=self._rng.bit_generator.state, next_id=state.next_id + 1,
-            open=(*state.open, decision),
-        )  # fmt: skip
+        random, waiting = self._rng.bit_generator.state, (*state.open, decision)
+        self._state = replace(state, random=random, next_id=state.next_id + 1, open=waiting)
         return decision
 
     def tell(self, decision: Decision | int, reward: ArrayLike, counts: ArrayLike | None = None) -> None:
@@ -125,7 +115,7 @@ class AskTell:
             self.decline(asked)
             return
         self._rng.bit_generator.state = self._state.random
-        known = self._rules.learn(self._state.known, asked, rewards, weights, self._rng)
+        known = self._policy.learn(self._state.known, asked, rewards, weights, self._rng)
         self._state = replace(self._without(asked), known=known, random=self._rng.bit_generator.state)
 
     def decline(self, decision: Decision | int) -> None:
@@ -140,44 +130,8 @@ class AskTell:
         xs = [as_blend(x, experts=self.experts) for x in _table(blends, "blends", self.experts)]
         known = self._state.known
         for x, r, c in zip(xs, *self._rewards(rewards, counts, rows=len(xs)), strict=True):
-            known = self._rules.warm_start(known, x, r, c)
+            known = self._policy.warm_start(known, x, r, c)
         self._state = replace(self._state, known=known)
-
-    @property
-    def practises(self) -> bool:
-        """Whether it takes rewards from practice, and suggests what to practise."""
-        return hasattr(self._policy, "suggested")
-
-    def practised(self, blend: ArrayLike, gain: ArrayLike, errors: ArrayLike) -> None:
-        """Learn what a blend (K,) gains over the even one on the same logged requests, and the standard errors (V,).
-
-        From then on what is served teaches nothing by itself: its requests are in the log.
-        """
-        x, told = as_blend(blend, experts=self.experts), np.asarray(gain, dtype=np.float64)
-        error = np.where(np.isnan(told), 1.0, np.asarray(errors, dtype=np.float64))
-        if told.shape != (self.tasks,) or error.shape != told.shape or np.isinf(told).any() or not (error >= 0).all():
-            raise InputError(f"a gain and its error must be {self.tasks} numbers, errors not below 0")
-        self._state = replace(self._state, known=self._rules.practised(self._state.known, x, told, error))
-
-    def assign(self, own: ArrayLike) -> None:
-        """Expect experts to be the tasks' own as likely as this says from now on (V, K); what was told stays."""
-        likely = np.asarray(own, dtype=np.float64)
-        if likely.shape != (self.tasks, self.experts) or not np.allclose(likely.sum(axis=1), 1.0) or likely.min() < 0:
-            raise InputError(f"own must hold {self.experts} chances that sum to 1 for each of {self.tasks} tasks")
-        self._state = replace(self._state, known=self._rules.assigned(self._state.known, likely))
-
-    def suggest(
-        self, task_mix: ArrayLike, *, models: int = 1, confusion: ArrayLike | None = None, optimism: float | None = 1.0
-    ) -> Any:
-        """Suggest G blends to practise for a task mix (V,); nothing is decided by it."""
-        mix = as_task_mix(task_mix, tasks=self.tasks)
-        read = None if confusion is None else as_confusion(confusion, tasks=self.tasks)
-        return self._rules.suggested(self._state.known, Question(-1, mix, models, read), optimism)
-
-    @property
-    def _rules(self) -> Any:
-        """The policy as it stands, after what was practised."""
-        return self._policy.by(self._state.known) if self.practises else self._policy
 
     def _rewards(self, rewards: ArrayLike, counts: ArrayLike | None, *, rows: int) -> tuple[FloatArray, FloatArray]:
         """Check rewards and the counts behind them: (n, V) each."""
@@ -186,20 +140,20 @@ class AskTell:
         weights = [as_counts(row, reward=one) for row, one in zip(behind, told, strict=True)]
         return frozen(told), frozen(weights)
 
-    def explain(self, decision: Decision | int) -> Terms:
-        """Return the terms of the bound with which a decision was chosen; by its id only an open one is found."""
-        return decision.why if isinstance(decision, Decision) else self._find_open(decision).why
-
     @property
     def open(self) -> tuple[Decision, ...]:
         """Decisions whose reward is still to come, oldest first."""
         return self._state.open
 
     @property
-    def tree(self) -> TreeView:
-        """A snapshot of the search tree."""
-        view: TreeView = self._rules.view(self._state.known)
-        return view
+    def known(self) -> Any:
+        """The policy's own state, a frozen value: of Algorithm 1 a `PaperState`, of the default router a `Known`."""
+        return self._state.known
+
+    @property
+    def expected(self) -> FloatArray:
+        """Rewards (n, V) that it expects of the blends it knows; NaN where it expects nothing."""
+        return np.asarray(self._policy.expected(self._state.known))
 
     def fork(self) -> Self:
         """Make an independent router that goes on from here, at no cost: the two share what is known now."""
@@ -272,7 +226,7 @@ class AskTell:
         AskTell.ask(self, np.full(self.tasks, 1.0 / self.tasks))
         for decision in self.open:
             AskTell.tell(self, decision, np.full(decision.estimates.shape, 0.5))
-        self._policy.view(self._state.known)
+        self._policy.expected(self._state.known)
 
     def _find_open(self, decision: Decision | int) -> Decision:
         wanted = decision.id if isinstance(decision, Decision) else decision

@@ -1,6 +1,7 @@
 """`Tanbr`: the default router or Algorithm 1 behind ask and tell."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -8,13 +9,15 @@ from numpy.typing import NDArray
 
 from tanbr.config import read
 from tanbr.errors import InputError
+from tanbr.router.choose import Panel
 from tanbr.router.config import MAY_CHANGE, RouterConfig
 from tanbr.router.default import DefaultPolicy
 from tanbr.router.known import FIXED
+from tanbr.router.panel import Readings
 from tanbr.router.paper import Algorithm1
 from tanbr.router.shell import AskTell
 from tanbr.router.simplex import Sizes
-from tanbr.types import FloatArray
+from tanbr.types import Blend, FloatArray
 
 Mode = Literal["default", "paper"]
 
@@ -57,13 +60,36 @@ class Tanbr(AskTell):
     @property
     def chances(self) -> FloatArray:
         """How likely each expert is to be a task's own (V, K), as practice found it or as it was told; 0 if unknown."""
-        own: FloatArray = self._state.known.own
-        return own
+        return np.asarray(self.known.own)
 
     @property
     def has_practised(self) -> bool:
         """Whether it was told what practice found; what is served teaches it nothing since."""
-        return bool(self._state.known.practised)
+        return bool(self.known.practised)
+
+    @property
+    def practises(self) -> bool:
+        """Whether it takes rewards from practice, and suggests what to practise."""
+        return isinstance(self._policy, DefaultPolicy)
+
+    def practised(self, blend: Blend, gain: FloatArray, errors: FloatArray) -> None:
+        """Learn what a blend (K,) gains over the even one on the same logged requests, and the standard errors (V,).
+
+        From then on what is served teaches nothing by itself: its requests are in the log.
+        """
+        self._state = replace(self._state, known=self._policy.practised(self.known, blend, gain, errors))
+
+    def assign(self, own: FloatArray) -> None:
+        """Expect experts to be the tasks' own as likely as this says from now on (V, K); what was told stays."""
+        self._state = replace(self._state, known=self._policy.assigned(self.known, own))
+
+    def suggest(self, readings: Readings, *, models: int = 1, optimism: float | None) -> Panel:
+        """Suggest G blends to practise for a mix as it is read: those of highest bound at so many deviations.
+
+        With 0, what would be served; the baseline if None. Nothing is decided by it.
+        """
+        found: Panel = self._policy.suggested(self.known, readings, models, optimism)
+        return found
 
     @property
     def earned(self) -> tuple[FloatArray, FloatArray, FloatArray] | None:
@@ -71,9 +97,9 @@ class Tanbr(AskTell):
 
         None in mode "paper", and after practice: then only gains over the even blend are known.
         """
-        if not isinstance(self._policy, DefaultPolicy) or self._state.known.practised:
+        if not self.practises or self.known.practised:
             return None
-        pool = self._state.known.posterior
+        pool = self.known.posterior
         return pool.arms, pool.means, pool.weights
 
     @classmethod

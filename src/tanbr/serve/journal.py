@@ -18,9 +18,10 @@ from tanbr.loop.learner import Learner, Rules
 from tanbr.loop.rewards import Trust
 from tanbr.loop.slot import Reason, Slot, Turn, Version
 from tanbr.loop.world import MixSource
+from tanbr.router.shell import AskTell
 from tanbr.serve.records import PracticeView
 from tanbr.serve.store import Store, StoreReader, reading, shown
-from tanbr.types import Decision, Router, as_blend, as_task_mix
+from tanbr.types import Decision, as_blend, as_task_mix
 
 STATES = ("router", "monitor")
 FOUND = TypeAdapter(PracticeView | None)
@@ -114,7 +115,7 @@ def read_pin(store: Store) -> Pin | None:
 
 
 def read_learner(
-    store: Store, rules: Rules, router: Router, monitor: MixSource, *, experts: int, tasks: int
+    store: Store, rules: Rules, router: AskTell, monitor: MixSource, *, experts: int, tasks: int
 ) -> Learner:
     """Read the value back: slots that the router was not told of, the newest open; states of a killed process go."""
     waiting = getattr(router, "open", ())

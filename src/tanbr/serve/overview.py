@@ -25,7 +25,7 @@ from tanbr.serve.records import (
     Why,
     WorthView,
 )
-from tanbr.types import FloatArray, SlotRecord, TreeView
+from tanbr.types import FloatArray, SlotRecord
 
 HALF = 1.96  # standard errors in half of a 95% interval
 
@@ -40,22 +40,20 @@ class View:
     shares: Mapping[str, float] = field(default_factory=dict)  # of the sources in it
     regret: float = math.nan  # of the open slot, as the router believes
     why: Why | None = None
-    tree: TreeView | None = None
 
 
 def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callable[[str], None]) -> View:
-    """Show the learner, with the router's tree and why it chose what is served; a router need not explain itself."""
-    router: Any = learner.router
+    """Show the learner, and why the router chose what is served; a router need not explain itself."""
     decision = learner.slot.decision
+    if decision is None or not decision.terms:
+        return View(learner, kept)
+    terms, mix = decision.why, decision.task_mix
     try:
-        tree = getattr(router, "tree", None)
-        if decision is None or not decision.terms or tree is None:
-            return View(learner, kept, tree=tree)
-        terms, mix = decision.why, decision.task_mix
+        expected = learner.router.expected
         if len(decision.blends) > 1:  # every task at its best blend
-            this, best = "these together", float(np.nanmax(tree.value, axis=0, initial=-np.inf) @ mix)
+            this, best = "these together", float(np.nanmax(expected, axis=0, initial=-np.inf) @ mix)
         else:
-            this, best = "this one", float(np.nanmax(tree.value @ mix, initial=-np.inf))
+            this, best = "this one", float(np.nanmax(expected @ mix, initial=-np.inf))
     except Exception as error:
         alarm(f"the router does not explain itself: {type(error).__name__}: {error}")
         return View(learner, kept)
@@ -67,7 +65,7 @@ def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callab
     if found is not None and found.tried:
         sentence = _by_practice(decision.blends, found)
     why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
-    return View(learner, kept, regret=max(0.0, best - terms.mean), why=why, tree=tree)
+    return View(learner, kept, regret=max(0.0, best - terms.mean), why=why)
 
 
 def _by_practice(blends: FloatArray, found: PracticeView) -> str:

@@ -26,6 +26,7 @@ from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
+from tanbr.router.shell import AskTell
 from tanbr.serve.adopt import Adoption, inherit
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends import Builder
@@ -58,7 +59,7 @@ from tanbr.serve.store import FeedbackRow, Store
 from tanbr.serve.world import Alarms, ServedWorld
 from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
-from tanbr.types import FloatArray, Router, Text, as_blend
+from tanbr.types import FloatArray, Text, as_blend
 
 Result = TypeVar("Result")
 log = logging.getLogger("tanbr.serve")
@@ -80,7 +81,7 @@ class Service(Queue):
         tasks: Sequence[Task],
         config: ServeConfig,
         state: Path,
-        router: Router | None = None,
+        router: AskTell | None = None,
         monitor: Monitor | Callable[[], Monitor] | None = None,
         monitor_config: MonitorConfig | None = None,
         probes: Sequence[Row] = (),

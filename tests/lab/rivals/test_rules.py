@@ -38,6 +38,7 @@ MADE = {
     "proportional": seedless(Proportional),
     "nucb": Nucb,
     "vector GP": VectorGP,
+    "best known": best_known,
 }
 
 
@@ -45,11 +46,6 @@ MADE = {
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_baseline(check, make):
     check(make)
-
-
-@pytest.mark.parametrize("check", [c for c in CHECKS if "size" not in c.__name__], ids=lambda c: c.__name__)
-def test_best_known(check):
-    check(best_known)
 
 
 @pytest.mark.parametrize(("make", "at_least"), [(Nucb, 0.03), (VectorGP, 0.2)], ids=["nucb", "vector GP"])

@@ -62,7 +62,7 @@ def _measure(name: str, experts: int, tasks: int, slots: int, seed: int, _: Tick
 
 def _lemmas(router: Tanbr, slots: int) -> dict[str, float]:
     """Compare tree and regret with what the paper bounds them by."""
-    config, tree = PaperModeConfig(), router.tree
+    config, tree = PaperModeConfig(), router.known.tree
     chosen = np.unique(np.round(tree.blend[tree.visits > 0], 6), axis=0)
     few = chosen[:: max(1, len(chosen) // KERNEL)][:KERNEL]
     dimension = theory.effective_dimension(theory.neural_tangent_kernel(unit(few)))

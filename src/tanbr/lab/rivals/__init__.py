@@ -9,11 +9,11 @@ from tanbr.lab.rivals.bandits import Nucb, ProbeAndAssign, VectorGP
 from tanbr.lab.rivals.rules import BestKnown, FixedBlend, Proportional, RandomBlend
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.types import Router
+from tanbr.router.shell import AskTell
 
 __all__ = ["ROUTERS", "BestKnown", "FixedBlend", "Nucb", "ProbeAndAssign", "Proportional", "RandomBlend", "VectorGP"]
 
-Build: TypeAlias = Callable[[int, int, int, RouterConfig], Router]  # of K, V, seed and settings
+Build: TypeAlias = Callable[[int, int, int, RouterConfig], AskTell]  # of K, V, seed and settings
 
 LEARNING: dict[str, Build] = {
     "tanbr": lambda K, V, seed, c: Tanbr(K, V, seed=seed, config=c),
@@ -30,7 +30,7 @@ ROUTERS: dict[str, Build] = {
 }
 
 
-def build(name: str, experts: int, tasks: int, *, seed: int = 0, config: RouterConfig | None = None) -> Router:
+def build(name: str, experts: int, tasks: int, *, seed: int = 0, config: RouterConfig | None = None) -> AskTell:
     """Make the router of this name; settings that it does not have are not asked for."""
     if name not in ROUTERS:
         raise ConfigError(f"unknown router {name!r}; {did_you_mean(name, ROUTERS)}known: {', '.join(ROUTERS)}")

@@ -11,15 +11,15 @@ from numpy.typing import ArrayLike
 
 from tanbr.errors import InputError
 from tanbr.router.panel import Readings, chosen, group_mixes, proportional_blends, task_groups
-from tanbr.router.shell import AskTell, Nothing, Question, lone_root
+from tanbr.router.shell import AskTell, Nothing, Question
 from tanbr.router.simplex import Sizes, keep_largest
-from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, Terms, TreeView, as_blend, as_task_mix
+from tanbr.types import Blend, Counts, Decision, FloatArray, Reward, Terms, as_blend, as_task_mix
 
 Rule: TypeAlias = Callable[[Question, Readings, np.random.Generator], Decision]
 
 
 class RivalPolicy:
-    """What the policies of rivals have in common: no tree, and a reward teaches the same whether it was asked for."""
+    """What the policies of rivals have in common: a reward teaches the same whether it was asked for or not."""
 
     sizes: Sizes
     panels = False
@@ -35,8 +35,8 @@ class RivalPolicy:
     def warm_start(self, state: Any, blend: Blend, reward: Reward, counts: Counts) -> Any:
         return state
 
-    def view(self, state: Any) -> TreeView:
-        return lone_root(self.sizes.experts, self.sizes.tasks)
+    def expected(self, state: Any) -> FloatArray:
+        return np.full((1, self.sizes.tasks), np.nan)
 
 
 @dataclass(frozen=True)

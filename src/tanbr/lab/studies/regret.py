@@ -41,7 +41,8 @@ from tanbr.lab.studies.reward_maps import MAPS, SUITES, BestBlends
 from tanbr.moe import embedded
 from tanbr.router import Tanbr
 from tanbr.router.config import PaperModeConfig, RouterConfig
-from tanbr.types import Decision, FloatArray, Router
+from tanbr.router.shell import AskTell
+from tanbr.types import Decision, FloatArray
 
 MIXES = ("fixed", "switching", "sinusoidal")
 PERIOD = 200  # slots until a moving mix returns
@@ -125,7 +126,7 @@ class World:
             self.best[rows] = np.array([_searched(search, mix) for mix in distinct])[place]
         self.noise_seed = int(rng.integers(2**31))
 
-    def run(self, router: Router) -> FloatArray:
+    def run(self, router: AskTell) -> FloatArray:
         """Play every slot; the rewards (T,), without noise."""
         s, rng = self.scenario, np.random.default_rng(self.noise_seed)
         reward = np.zeros(s.slots)
@@ -157,7 +158,7 @@ class Requests:
         self.stream = study.stream(self.bench.corpus, scenario.seed)
         self.own = self.bench.told_experts
 
-    def run(self, router: Router) -> FloatArray:
+    def run(self, router: AskTell) -> FloatArray:
         """Serve every slot; the rewards (T,)."""
         made = ComparedMethod("tanbr", Kind(lambda *_: router, learns=True))
         one = made.contestant(self.bench, mixes=self.stream.mixes, seed=self.scenario.seed)
@@ -178,7 +179,7 @@ def figures(reward: FloatArray, best: FloatArray) -> dict[str, Any]:
 
 OTHER_PAPER = {"rho": 0.9, "loss": "mean", "learning_rate": 0.01, "representative": "proportional"}  # picked by hand,
 OTHER_NUCB = {"loss": "mean", "learning_rate": 0.01, "memory": 1000, "exploration": 0.3}  # as are these
-ROUTERS: dict[str, Callable[..., Router]] = {  # of K, V, max_active= and seed=
+ROUTERS: dict[str, Callable[..., AskTell]] = {  # of K, V, max_active= and seed=
     "random": RandomBlend,
     "paper": lambda K, V, **more: Tanbr(K, V, mode="paper", **more),
     "paper-other": lambda K, V, **more: Tanbr(
