@@ -12,8 +12,8 @@ import pytest
 from monitor.small import TASKS, history, make, taught, traffic
 from tanbr.errors import InputError, SettingsError, StateError
 from tanbr.monitor import Monitor
-from tanbr.monitor.belief import LEAST_SHARE, by_mix
 from tanbr.monitor.config import MonitorConfig
+from tanbr.monitor.recogniser import LEAST_SHARE, by_mix
 from tanbr.state import read_state, write_state
 from tanbr.types import SlotMix, Text
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from tanbr.loop.choose import Pin, StartBlend
 from tanbr.loop.config import LoopConfig
@@ -13,12 +12,10 @@ from tanbr.loop.practice import Exercise, Practice
 from tanbr.loop.rewards import Given, Trust
 from tanbr.loop.slot import Choice, Phase, Reason, Slot, Version
 from tanbr.loop.world import MixSource
+from tanbr.monitor.recogniser import Recognition
 from tanbr.router.shell import AskTell
 from tanbr.router.tanbr import Tanbr
 from tanbr.types import FloatArray, TaskMix
-
-if TYPE_CHECKING:  # settings are read without scikit-learn
-    from tanbr.monitor.recogniser import Recognition
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +90,7 @@ class Learner:
         return Choice.one(good[-1].blend, tasks, Reason.ROLLED_BACK, note, good[-1].number) if good else None
 
 
-def observe(learner: Learner, seen: "Recognition | None", rewards: Sequence[Given] = ()) -> Learner:
+def observe(learner: Learner, seen: Recognition | None, rewards: Sequence[Given] = ()) -> Learner:
     """Take in requests that were recognised, and show the guard rewards of the open slot."""
     if seen is not None and len(seen):
         monitor = learner.monitor.fork()

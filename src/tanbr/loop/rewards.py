@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tanbr.loop.config import RewardConfig
-from tanbr.monitor.belief import by_mix
+from tanbr.monitor.recogniser import by_mix
 from tanbr.types import Counts, FloatArray, Reward, TaskMix
 
 SHADOW = "shadow"  # source of rewards by agreement with the un-merged MoE: no client's word

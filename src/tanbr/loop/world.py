@@ -7,11 +7,11 @@ from tanbr.loop.guard import Probes
 from tanbr.loop.practice import Logged
 from tanbr.loop.rewards import Given, Tally
 from tanbr.loop.slot import Choice, Slot, Turn
+from tanbr.monitor.recogniser import Recognition
 from tanbr.types import Blend, FloatArray, SlotMix, TaskMix, Text
 
-if TYPE_CHECKING:  # settings are read without scikit-learn
+if TYPE_CHECKING:
     from tanbr.loop.learner import Learner
-    from tanbr.monitor.recogniser import Recognition
 
 
 class MixSource(Protocol):
@@ -21,7 +21,7 @@ class MixSource(Protocol):
     def confusion(self) -> FloatArray | None:
         """Share of each task's requests that is read as each task (V, V); None if all are read rightly."""
 
-    def count(self, seen: "Recognition") -> None:
+    def count(self, seen: Recognition) -> None:
         """Take in requests of the open slot that were recognised."""
 
     def close_slot(self) -> SlotMix:

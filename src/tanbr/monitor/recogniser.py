@@ -1,4 +1,4 @@
-"""Recognising requests before they are answered: an immutable snapshot of what a monitor knows."""
+"""Recognising requests before they are answered: a snapshot of what a monitor knows, and the mix as its prior."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,14 @@ from tanbr.monitor.classifier import Classifier
 from tanbr.monitor.features import Features, batches
 from tanbr.types import FloatArray, TaskMix, Text
 
+LEAST_SHARE = 1e-3  # of a task in the mix: a forecast of 0 must not outvote a text that says otherwise
 _BY_REQUEST = ("keys", "posteriors", "familiarity")  # arrays with a row for each request
+
+
+def by_mix(posteriors: FloatArray, mix: TaskMix) -> FloatArray:
+    """Re-weight posteriors under a uniform prior (…, V) by the mix of the slot (V,), as Bayes does."""
+    weights = posteriors * np.maximum(mix, LEAST_SHARE)
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,8 +25,7 @@ class SlotSample:
     keys: NDArray[np.uint64]  # (m,) sorted and distinct
     rows: FloatArray  # (m, V + 2) posterior, novelty, 1; all times how often the request came
     requests: int = 0
-    waiting: int = 0  # requests in `chunks`
-    chunks: tuple[tuple[NDArray[np.uint64], FloatArray], ...] = ()  # keys and rows that are not yet joined with these
+    waiting: int = 0  # rows at the end that `compacted` has not yet joined with the others
 
     @staticmethod
     def empty(tasks: int) -> "SlotSample":
@@ -36,19 +35,17 @@ class SlotSample:
     def add(self, keys: NDArray[np.uint64], posteriors: FloatArray, novel: NDArray[np.bool_]) -> "SlotSample":
         """Take in requests: hashes (n,), posteriors (n, V), whether each is unlike any task (n,)."""
         rows = np.column_stack([posteriors, novel, np.ones(len(keys))])
-        requests, waiting = self.requests + len(keys), self.waiting + len(keys)
-        grown = SlotSample(self.keys, self.rows, requests, waiting, (*self.chunks, (keys, rows)))
-        return grown.compacted() if waiting > SAMPLE else grown
+        joined = np.concatenate([self.keys, keys]), np.concatenate([self.rows, rows])
+        grown = SlotSample(*joined, self.requests + len(keys), self.waiting + len(keys))
+        return grown.compacted() if grown.waiting > SAMPLE else grown
 
     def compacted(self) -> "SlotSample":
         """Join equal requests and drop those beyond SAMPLE."""
         if not self.waiting:
-            return SlotSample(self.keys, self.rows, self.requests)
-        keys = np.concatenate([self.keys, *(keys for keys, _ in self.chunks)])
-        rows = np.concatenate([self.rows, *(rows for _, rows in self.chunks)])
-        order = np.argsort(keys, kind="stable")
-        distinct, firsts = np.unique(keys[order], return_index=True)
-        joined = np.add.reduceat(rows[order], firsts)
+            return self
+        order = np.argsort(self.keys, kind="stable")
+        distinct, firsts = np.unique(self.keys[order], return_index=True)
+        joined = np.add.reduceat(self.rows[order], firsts)
         return SlotSample(distinct[:SAMPLE], joined[:SAMPLE], self.requests)
 
     def read(self) -> tuple[FloatArray, FloatArray, FloatArray]:

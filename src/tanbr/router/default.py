@@ -116,4 +116,4 @@ class DefaultPolicy(Rules):
     def expected(self, state: Known) -> FloatArray:
         """The means of the even blend and of those that were told: (n, V)."""
         pool, even = state.posterior, self.sizes.experts
-        return gp.mean_at(self.by(state).prior, pool, np.concatenate([pool.points[even : even + 1], pool.arms]))
+        return gp.at(self.by(state).prior, pool, np.concatenate([pool.points[even : even + 1], pool.arms]))[0]

@@ -171,11 +171,6 @@ def at(prior: Prior, state: Posterior, points: FloatArray) -> tuple[FloatArray, 
     return expected(prior, state.lift, points) + rows @ state.alpha, _gain(state.inverse, rows)
 
 
-def mean_at(prior: Prior, state: Posterior, points: FloatArray) -> FloatArray:
-    """Mean (n, V) at any points (n, K)."""
-    return np.asarray(expected(prior, state.lift, points) + state.kernel(points) @ state.alpha)
-
-
 def _gain(inverse: FloatArray, rows: FloatArray) -> FloatArray:
     return np.stack([np.einsum("ij,ij->i", rows @ A, rows) for A in inverse], axis=1)
 

@@ -1,16 +1,6 @@
 """A router of your own: a class with `ask(task_mix)` and `tell(decision, reward)`, in the shell that all routers share.
 
-    class BestSoFar:
-        def __init__(self, experts, tasks, seed=0):  # any of these, or none
-            self.rng, self.experts = np.random.default_rng(seed), experts
-            self.best = 0.0, np.full(experts, 1 / experts)
-
-        def ask(self, task_mix):  # (V,), sums to 1
-            return self.rng.dirichlet(np.ones(self.experts)) if self.rng.random() < 0.3 else self.best[1]
-
-        def tell(self, decision, reward):  # (V,), NaN for a task without requests
-            self.best = max(self.best, (np.nanmean(reward), decision.blend), key=lambda one: one[0])
-
+`examples/own_router.py` has one.
 `ask` gives a blend (K,), or a `Decision`; with an argument `models`, that many blends (G, K), each task to the one in
 which its own expert weighs most. The shell checks what comes in, numbers decisions and forgets those that are not
 served. Of more than B experts it keeps the B largest.
@@ -20,7 +10,6 @@ served. Of more than B experts it keeps the B largest.
 
 import copy
 import inspect
-import itertools
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -43,13 +32,15 @@ def built(make: Callable[..., Any], *sizes: int, **options: Any) -> Any:
         signature = inspect.signature(make)
     except (TypeError, ValueError):
         raise ConfigError(f"{name} is no class that makes a router") from None
-    named = {n: value for n, value in options.items() if n in signature.parameters}
-    for given, known in itertools.product((sizes, ()), (options, named)):
+    known = signature.parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        options = {option: value for option, value in options.items() if option in known}
+    for given in (sizes, ()):
         try:
-            signature.bind(*given, **known)
+            signature.bind(*given, **options)
         except TypeError:
             continue
-        router = _called(f"{name}(…)", make, *given, **known)
+        router = _called(f"{name}(…)", make, *given, **options)
         if not all(callable(getattr(router, method, None)) for method in ("ask", "tell")):
             raise ConfigError(f"{name} is no router: it needs ask(task_mix) and tell(decision, reward)")
         return router
@@ -139,13 +130,6 @@ class OwnRouter(AskTell):
         self.theirs = built(make, experts, tasks, max_active=sizes.max_active, **options)
         super().__init__(_Theirs(self.theirs, sizes, own_experts), sizes, settings={})
         self.fork()  # what cannot be copied is refused here
-
-    def decline(self, decision: Decision | int) -> None:
-        """Take back a decision; theirs hears of it if it has a method for that."""
-        asked = self._find_open(decision)
-        super().decline(asked)
-        if hasattr(self.theirs, "decline"):
-            _called("decline", self.theirs.decline, asked)
 
     def fork(self) -> Self:
         """Make an independent router; theirs is copied, by its own `fork` if it has one."""

@@ -15,7 +15,7 @@ from tanbr.loop.learner import Learner
 from tanbr.loop.practice import Logged, decides
 from tanbr.loop.rewards import SHADOW, Given, Tally
 from tanbr.loop.slot import Choice, Reason, Slot, Turn
-from tanbr.monitor.belief import by_mix
+from tanbr.monitor.recogniser import by_mix
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
