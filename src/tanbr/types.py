@@ -50,14 +50,13 @@ class Terms:
 class Decision:
     """The G blends that a router chose to serve side by side in one slot; one blend is a panel of one.
 
-    `blends` may be given as one blend (K,). What else is left out is unknown: estimates of 0, requests read rightly.
+    `blends` may be given as one blend (K,). What else is left out is unknown: estimates of 0.
     """
 
     id: int  # unique within its router; hand it back with the reward
     task_mix: TaskMix  # (V,) the ψ it was asked with
     blends: FloatArray  # (G, K) the x of each model; two may be equal
     estimates: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # (G, V) reward expected, with optimism
-    confusion: FloatArray | None = None  # (V, V) how each task's requests were said to be read; None: rightly
     terms: tuple[Terms, ...] = ()  # (G,) why each blend was chosen; empty where the router does not say
 
     def __post_init__(self) -> None:

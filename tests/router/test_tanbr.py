@@ -227,7 +227,7 @@ def test_states_with_odd_arrays_or_headers_are_refused(tmp_path):
     for odd in (
         {"blends": [[0.5, 0.5]] * 2}, {"blends": held["blends"][:1]}, {"blends": "ab"}, {"blends": [[[0.2] * K]] * 2},
         {"blends": [[2.0] * K] * 2}, {"estimates": [[0.0]] * 2}, {"estimates": [[None] * V] * 2}, {"terms": [{}, {}]},
-        {"terms": held["terms"][:1]}, {"task_mix": [1.0] * V}, {"confusion": [[1.0]]}, {"id": None},
+        {"terms": held["terms"][:1]}, {"task_mix": [1.0] * V}, {"id": None},
     ):  # fmt: skip
         write_state(path, {**header, "open": [{**held, **odd}]}, arrays)
         with pytest.raises(StateError, match="does not fit"):

@@ -45,7 +45,7 @@ class Question:
 
     def decided(self, blends: FloatArray, terms: tuple[Terms, ...] = (), **known: FloatArray) -> Decision:
         """Make the decision of blends (G, K), or of one (K,); of several, `estimates` say what goes to which."""
-        return Decision(self.id, self.task_mix, blends, confusion=self.confusion, terms=terms, **known)
+        return Decision(self.id, self.task_mix, blends, terms=terms, **known)
 
 
 @dataclass(frozen=True)
@@ -268,6 +268,5 @@ def _from_json(values: Mapping[str, Any], *, experts: int, tasks: int) -> Decisi
     blends = [as_blend(x, experts=experts) for x in values["blends"]]
     mix = as_task_mix(values["task_mix"], tasks=tasks)
     estimates = np.asarray_chkfinite(values["estimates"], dtype=np.float64).reshape(len(blends), tasks)
-    read = None if values["confusion"] is None else as_confusion(values["confusion"], tasks=tasks)
     terms = tuple(Terms(**why) for why, _ in zip(values["terms"], blends, strict=True))
-    return Decision(int(values["id"]), mix, frozen(blends), estimates, read, terms)
+    return Decision(int(values["id"]), mix, frozen(blends), estimates, terms)
