@@ -158,17 +158,16 @@ def test_nothing_is_tried_on_users_once_there_is_practice() -> None:
 def test_what_is_served_teaches_until_enough_was_practised() -> None:
     router = Tanbr(K, V, config=RouterConfig().of_requests(()))
     practice = practised(router, slots=READY // 4 - 1)
-    assert not router.has_practised  # a server without time to practise goes on as if there were none
+    assert not router.known.practised  # a server without time to practise goes on as if there were none
     decision = router.ask(np.full(V, 1 / V))
     router.tell(decision, np.full(V, 0.5), np.full(V, 8.0))
-    assert router.earned is not None
-    assert len(router.earned[0]) > 0
+    assert len(router.known.posterior.arms) > 0
     told = len(practice.untold)
     for _ in range(4):
         wanted = practice.next(router, np.full(V, 1 / V))
         assert wanted is not None
         practice = practice.learned(wanted, np.ones((2, len(wanted.rows))), router=router, slot=9)
-    assert router.has_practised
+    assert router.known.practised
     assert told > 0
     assert practice.untold == ()
 

@@ -46,20 +46,11 @@ def test_router(check, make):
     check(make)
 
 
-EVIL = [
-    (InputError, "ask", mix) for mix in (
-        np.full(V, 0.3), np.ones(V + 1) / (V + 1), [np.nan, 0.5, 0.25, 0.25], [-0.5, 0.5, 0.5, 0.5], np.zeros(V),
-        [np.inf, 0, 0, 0], "mix", None, EVEN[None],
-    )
-] + [
-    (InputError, "tell", *told) for told in (
-        (EVEN[:-1],), (EVEN + 0.9,), (EVEN - 0.9,), (EVEN + np.inf,), ("reward",), (None,), (np.ones((2, V)),),
-        ([[0.5] * V, [0.5]],), (EVEN, 0 * EVEN), (EVEN, -EVEN), (EVEN, np.nan * EVEN), (EVEN, EVEN[:-1]),
-    )
-] + [
-    (InputError, "warm_start", *table) for table in (
-        (np.eye(K), np.zeros((2, V))), (np.ones((1, K)), EVEN[None]), ("a", "b"), (EVEN, EVEN),
-    )
+WRONG = [  # what each of them may be is tried in test_types.py
+    ("ask", np.full(V, 0.3)), ("ask", EVEN[None]), ("ask", "mix"), ("ask", None),
+    ("tell", EVEN[:-1]), ("tell", EVEN + 0.9), ("tell", np.ones((2, V))), ("tell", [[0.5] * V, [0.5]]),
+    ("tell", EVEN, 0 * EVEN), ("tell", EVEN, EVEN[:-1]),
+    ("warm_start", np.eye(K), np.zeros((2, V))), ("warm_start", np.ones((1, K)), EVEN[None]), ("warm_start", "a", "b"),
 ]  # fmt: skip
 
 
@@ -74,10 +65,9 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing():
     assert not held.blend.flags.writeable
     assert [one.id for one in router.open] == [told.id, held.id]
     router.tell(told, EVEN)
-    for error, method, *arguments in EVIL:
-        call = functools.partial(router.tell, held) if method == "tell" else getattr(router, method)
-        with pytest.raises(error):
-            call(*arguments)
+    for method, *arguments in WRONG:
+        with pytest.raises(InputError):
+            getattr(router, method)(*[held] * (method == "tell"), *arguments)
     for models in (0, -1, K + 1, 1.5, "2", True):
         with pytest.raises(InputError):
             router.ask(EVEN, models=models)
@@ -210,19 +200,12 @@ def test_states_of_another_kind_version_or_release_are_refused(tmp_path, monkeyp
         Tanbr.load(path)
 
 
-def test_states_with_odd_arrays_or_headers_are_refused(tmp_path):
+def test_states_with_odd_open_decisions_are_refused(tmp_path):
     path = tmp_path / "state.npz"
     router = Tanbr(K, V)
     router.ask(EVEN, models=2)
     router.save(path)
     header, arrays = read_state(path)
-    for wrong in (
-        {name: array for name, array in arrays.items() if name != "posterior.alpha"},
-        arrays | {"posterior.noise": np.array(-1.0)},
-    ):
-        write_state(path, header, wrong)
-        with pytest.raises(StateError, match="does not fit"):
-            Tanbr.load(path)
     held = header["open"][0]
     for odd in (
         {"blends": [[0.5, 0.5]] * 2}, {"blends": held["blends"][:1]}, {"blends": "ab"}, {"blends": [[[0.2] * K]] * 2},

@@ -103,10 +103,8 @@ def used(service: Service) -> list[dict[str, float]]:
 
 def earned(service: Service) -> tuple[FloatArray, FloatArray, FloatArray]:
     """What the router knows of blends: themselves (n, K), their rewards (n, V) and the requests behind these."""
-    router = service.learner.router
-    assert isinstance(router, Tanbr)
-    assert router.earned is not None
-    return router.earned
+    known = service.learner.router.known.posterior
+    return known.arms, known.means, known.weights
 
 
 BLENDS = {"sentiment": 0.9, "paraphrase": 0.1}, {"sentiment": 0.2, "paraphrase": 0.5, "acceptability": 0.3}

@@ -108,7 +108,7 @@ def begun(router: AskTell, tasks: int) -> Practice | None:
     """Begin to practise, if a router can learn from it."""
     if not isinstance(router, Tanbr) or not router.practises:
         return None
-    own = router.chances
+    own = router.known.own
     return Practice(router.experts, tasks, believed=own if own.any() else None)
 
 

@@ -239,7 +239,7 @@ class Practice:
             told.append((exercise.blend, *after._of_tasks(gain, self.of[rows])))
             found = Tried(slot, exercise.blend, exercise.why, len(gain), float(gain.mean()), _error(gain))
             after = replace(after, tried=(*after.tried, found)[-SHOWN:])
-        if after.done < READY and not router.has_practised:
+        if after.done < READY and not router.known.practised:
             return replace(after, untold=tuple(told))
         for one in told:
             router.practised(*one)

@@ -1,7 +1,6 @@
 """The algorithm: task mix in, blend out, learning from rewards. NumPy only."""
 
-from tanbr.router.shell import RouterState
 from tanbr.router.tanbr import Tanbr
 from tanbr.types import Terms
 
-__all__ = ["RouterState", "Tanbr", "Terms"]
+__all__ = ["Tanbr", "Terms"]

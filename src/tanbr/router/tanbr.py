@@ -55,17 +55,7 @@ class Tanbr(AskTell):
     @property
     def own_experts(self) -> NDArray[np.int64]:
         """The expert of each task (V,), as practice found it or as it was told; −1 where nobody knows."""
-        return np.where(self.chances.any(axis=1), self.chances.argmax(axis=1), -1)
-
-    @property
-    def chances(self) -> FloatArray:
-        """How likely each expert is to be a task's own (V, K), as practice found it or as it was told; 0 if unknown."""
-        return np.asarray(self.known.own)
-
-    @property
-    def has_practised(self) -> bool:
-        """Whether it was told what practice found; what is served teaches it nothing since."""
-        return bool(self.known.practised)
+        return np.where(self.known.own.any(axis=1), self.known.own.argmax(axis=1), -1)
 
     @property
     def practises(self) -> bool:
@@ -90,17 +80,6 @@ class Tanbr(AskTell):
         """
         found: Panel = self._policy.suggested(self.known, readings, models, optimism)
         return found
-
-    @property
-    def earned(self) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-        """Blends (n, K) that were told, their rewards (n, V) and the requests behind these.
-
-        None in mode "paper", and after practice: then only gains over the even blend are known.
-        """
-        if not self.practises or self.known.practised:
-            return None
-        pool = self.known.posterior
-        return pool.arms, pool.means, pool.weights
 
     @classmethod
     def least_numbers(cls, settings: Mapping[str, Any]) -> int:
