@@ -125,9 +125,3 @@ def test_a_router_that_costs_reward_is_left_for_the_start_blend_until_the_slots_
     for _ in range(WINDOW):
         late = turn(late, world)
     assert late.phase is Phase.LEARNING
-
-
-def test_no_share_tosses_no_coin() -> None:
-    learners, _ = lived(30, learned=0.25, start=0.75, chance=0.0)
-    assert {learner.slot.chance for learner in learners} == {None}
-    assert learners[-1].gain is None

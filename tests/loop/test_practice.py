@@ -1,7 +1,6 @@
 """Practice: what logged requests say of other answers, what is tried on them, and what a router makes of it."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -216,12 +215,3 @@ def test_rows_that_have_left_the_log_are_passed_over() -> None:
     after = practice.learned(gone, np.ones((2, 2)), router=router, slot=0)
     assert after.done == 1
     assert np.isnan(after.table).all()
-
-
-def test_what_was_practised_is_part_of_the_routers_state(tmp_path: Path) -> None:
-    router = Tanbr(K, V, config=RouterConfig().of_requests(()))
-    practised(router, slots=10)
-    router.save(tmp_path / "router")
-    again = Tanbr.load(tmp_path / "router")
-    assert again.own_experts.tolist() == router.own_experts.tolist()
-    np.testing.assert_array_equal(again.ask(np.full(V, 1 / V)).blends, router.ask(np.full(V, 1 / V)).blends)

@@ -71,23 +71,6 @@ def test_what_is_misread_changes_the_panel_and_odd_confusion_is_refused():
             Tanbr(4, 4, config=OWN).ask(MIX, models=2, confusion=odd)
 
 
-def test_a_panel_is_learned_by_the_readings_that_it_was_chosen_by(tmp_path):
-    """However late, whatever was asked since, and after a restart."""
-    vague, learned = 0.6 * np.eye(4) + 0.1, []
-    for confusion, late in ((vague, False), (vague, True), (None, False)):
-        router = Tanbr(4, 4, seed=0, config=OWN)
-        router.warm_start(np.eye(4), 0.2 + 0.6 * np.eye(4), np.full((4, 4), 50.0))
-        panel = router.ask(MIX, models=3, confusion=confusion)
-        if late:
-            router.ask(MIX)
-            router.ask(MIX, models=3)
-            router.save(tmp_path / "router.npz")
-            router = Tanbr.load(tmp_path / "router.npz")
-        router.tell(panel.id, np.full((3, 4), 0.5), np.full((3, 4), 8.0))
-        learned.append(router.ask(MIX).why)
-    assert learned[0] == learned[1] != learned[2]
-
-
 def test_requests_go_where_their_task_earns_most():
     blends = np.array([[1.0, 0.0], [0.5, 0.5]])
     panel = Decision(0, np.array([0.9, 0.1]), blends, np.array([[0.8, 0.1], [0.5, 0.6]]))

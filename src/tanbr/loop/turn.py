@@ -157,7 +157,8 @@ def _prepare(learner: Learner, world: World[P], choice: Choice, kept: Choice | N
             if not isinstance(why, Refused) or choice.decision is None or kept is None:
                 raise
             log.info("a blend is not served: %s", why)
-            learner.router.decline(choice.decision)  # what the probes have earned teaches all the same
+            learner.router.decline(choice.decision)
+            # what the probes have earned teaches all the same
             learner.router.warm_start(choice.blends[[len(prepared) - 1]], why.reward[None], why.counts[None])
             refused += 1
             other = _asked(learner) if refused < TRIES else replace(kept, note=f"refused: {why}")

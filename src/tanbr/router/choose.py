@@ -117,7 +117,7 @@ def kept_candidates(
     pool = known.posterior
     width = widths(rules, known, pool.points, pool.gain, mix, baseline)
     if rules.beta(known) > 0:
-        variance = pool.variance_of(mix, pool.gain)
+        variance = pool.mixed(mix, pool.prior - pool.gain)[0]
         left = np.ones(len(variance))
         for blend in waiting[-MOST_OPEN:]:
             near = gp.correlation(pool.points, blend[None], OPEN_REACH * pool.width)[:, 0]

@@ -102,10 +102,6 @@ class Posterior:
         parts = own + shared * (deviation @ mix)[:, None] / deviation
         return np.asarray((parts * variance).sum(axis=1)), parts
 
-    def variance_of(self, mix: TaskMix, gain: FloatArray) -> FloatArray:
-        """Variance of ψᵀr where kᵀAk is `gain` (n, M): (n,)."""
-        return self.mixed(mix, self.prior - gain)[0]
-
 
 def matern(r: FloatArray) -> FloatArray:
     """Matérn-5/2 correlation at r = √5·distance/width."""
