@@ -1,9 +1,8 @@
 """A router of your own: a class with `ask(task_mix)` and `tell(decision, reward)`, in the shell that all routers share.
 
-`examples/own_router.py` has one.
-`ask` gives a blend (K,), or a `Decision`; with an argument `models`, that many blends (G, K), each task to the one in
-which its own expert weighs most. The shell checks what comes in, numbers decisions and forgets those that are not
-served. Of more than B experts it keeps the B largest.
+`examples/own_router.py` has one. `ask` gives a blend (K,), or a `Decision`; with an argument `models`, that many blends
+(G, K), each task to the one in which its own expert weighs most. The shell checks what comes in, numbers decisions and
+forgets those that are not served. Of more than B experts it keeps the B largest.
 """
 
 # ruff: noqa: ARG002 - a policy is handed more than it needs
