@@ -25,8 +25,7 @@ from tanbr.merge import Moe
 from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
-from tanbr.router import Tanbr
-from tanbr.router.shell import AskTell
+from tanbr.router import AskTell, Tanbr
 from tanbr.serve.adopt import Adoption, inherit
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends import Builder

@@ -7,9 +7,8 @@ from typing import TypeAlias
 from tanbr.errors import ConfigError
 from tanbr.lab.rivals.bandits import Nucb, ProbeAndAssign, VectorGP
 from tanbr.lab.rivals.rules import BestKnown, FixedBlend, Proportional, RandomBlend
-from tanbr.router import Tanbr
+from tanbr.router import AskTell, Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.router.shell import AskTell
 
 __all__ = ["ROUTERS", "BestKnown", "FixedBlend", "Nucb", "ProbeAndAssign", "Proportional", "RandomBlend", "VectorGP"]
 

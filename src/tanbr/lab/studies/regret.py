@@ -39,9 +39,8 @@ from tanbr.lab.rivals import Nucb, RandomBlend, VectorGP
 from tanbr.lab.simulate import Study
 from tanbr.lab.studies.reward_maps import MAPS, SUITES, BestBlends
 from tanbr.moe import embedded
-from tanbr.router import Tanbr
+from tanbr.router import AskTell, Tanbr
 from tanbr.router.config import PaperModeConfig, RouterConfig
-from tanbr.router.shell import AskTell
 from tanbr.types import Decision, FloatArray
 
 MIXES = ("fixed", "switching", "sinusoidal")
