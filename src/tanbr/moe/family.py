@@ -143,13 +143,6 @@ UNIT_AXES: dict[Role, int | None] = {
     "gate": 0, "up": 0, "down": 1, "gate_bias": 0, "up_bias": 0, "down_bias": None, "router": None, "router_bias": None,
 }  # fmt: skip
 
-DECODER_TWIN: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 40, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
-    "num_experts_per_tok": 2, "layer_types": None, "mlp_only_layers": [], "rope_parameters": None,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Family:
@@ -158,8 +151,8 @@ class Family:
     model_type: str
     dense: str  # model_type of the dense model
     prefix: tuple[str, str]  # how the class's name changes: ("Mixtral", "Mistral")
-    count: str  # the configuration's key for K
     experts: tuple[ExpertPattern, ...]
+    count: str = "num_experts"  # the configuration's key for K
     shared: Mapping[Role, str] = field(default_factory=dict)  # an always-active expert, which sits beside the blend
     drop: tuple[str, ...] = ()  # patterns of tensors that the dense model has no use for
     rename: tuple[tuple[str, str], ...] = ()  # (pattern, replacement) for all other tensors
@@ -167,7 +160,6 @@ class Family:
     width: tuple[str, ...] = ("intermediate_size",)  # the dense configuration's keys for the number of hidden units
     unit_axes: Mapping[Role, int | None] = field(default_factory=lambda: UNIT_AXES)
     fold: Callable[[Checkpoint, Settings, str], Fold] | None = None  # the factor on a site's output
-    twin: Mapping[str, Any] = field(default_factory=lambda: DECODER_TWIN)  # changes that make a configuration tiny
 
     def sites(self, checkpoint: Checkpoint, settings: Settings) -> list[Site]:
         """List the sites of a checkpoint, in order; a missing or unequal expert is a CheckpointError."""

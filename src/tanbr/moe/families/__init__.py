@@ -3,28 +3,20 @@
 import difflib
 from typing import Any
 
-import transformers
 from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 
 from tanbr.errors import CheckpointError
 from tanbr.moe.families.bert import BERT, BertMoeForSequenceClassification
-from tanbr.moe.families.deepseek import DEEPSEEK, GLM4
-from tanbr.moe.families.ernie import ERNIE
-from tanbr.moe.families.gpt_oss import GPT_OSS
-from tanbr.moe.families.granite import GRANITE
-from tanbr.moe.families.mixtral import MIXTRAL
+from tanbr.moe.families.decoders import DECODERS
 from tanbr.moe.families.nllb import NLLB
-from tanbr.moe.families.olmo import FLEX_OLMO, OLMOE
-from tanbr.moe.families.qwen import QWEN2, QWEN3
 from tanbr.moe.families.switch import SWITCH
 from tanbr.moe.families.t5 import T5, T5MoeForConditionalGeneration
 from tanbr.moe.family import Family, Settings
 
 disable_progress_bar()  # our own commands show what takes long
 
-_ALL = (BERT, T5, SWITCH, NLLB, MIXTRAL, QWEN2, QWEN3, OLMOE, FLEX_OLMO, GRANITE, DEEPSEEK, GLM4, ERNIE, GPT_OSS)
-FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (BERT, T5, SWITCH, NLLB, *DECODERS)}
 
 CLASSES: dict[str, Any] = {  # models that transformers does not have
     model.__name__: model for model in (BertMoeForSequenceClassification, T5MoeForConditionalGeneration)
@@ -36,11 +28,6 @@ REFUSED = {
     "llama4_text": _LLAMA4,
     "phimoe": "its router needs two experts (sparsemixer), so that no dense model holds a merge",
 }
-
-
-def model_class(name: str) -> Any:
-    """Find the class of a model by its name."""
-    return CLASSES.get(name) or getattr(transformers, name)
 
 
 def family_of(config: dict[str, Any]) -> Family:

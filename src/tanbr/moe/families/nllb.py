@@ -14,7 +14,6 @@ NLLB = Family(
     model_type="nllb-moe",
     dense="m2m_100",
     prefix=("NllbMoe", "M2M100"),
-    count="num_experts",
     experts=tuple(
         ExpertPattern(f"{{site}}.ffn.experts.expert_{{k}}.{name}", {role: f"{{site}}.{name}"})
         for name, role in _TENSORS.items()
@@ -28,9 +27,4 @@ NLLB = Family(
     ),
     width=("encoder_ffn_dim", "decoder_ffn_dim"),
     fold=_token_dropout,
-    twin={
-        "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "encoder_sparse_step": 2,
-        "decoder_sparse_step": 2, "max_position_embeddings": 64,
-    },
 )  # fmt: skip
