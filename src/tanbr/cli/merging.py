@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 import typer
 from rich.markup import escape
 from typer import Option
@@ -17,7 +16,6 @@ from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
 from tanbr.serve.config import StartConfig
-from tanbr.types import to_jsonable
 
 if TYPE_CHECKING:
     from tanbr.merge import Moe
@@ -188,18 +186,16 @@ def inspect(
     moe = open_moe(checkpoint, **over, method="average")
     with bar("inspecting", unit="sites") as show:
         report = inspecting.inspect(moe, progress=show)
-    off = ~np.eye(report.experts, dtype=bool)
-    rows = []
-    for site in report.sites:
-        means = [values[off].mean() for values in (site.distance, site.cosine, site.task_cosine)]
-        figures = [f"{value:.3f}" for value in (*means, site.units.in_place, site.units.best)]
-        rows.append([site.site, *figures, f"{site.units.moved:.0%}"])
-    title = "means over pairs of experts; hidden units of expert 0 beside those of others"
-    header = ["site", "distance", "cosine", "task cosine", "units in place", "best match", "moved"]
+    if report.kinship:
+        title, header = "how alike each expert's matrices are to the base's", ["expert", "cosine"]
+        rows = [[Path(name).name, f"{cosine:.3f}"] for name, cosine in report.kinship.items()]
+    else:
+        title, header = "hidden units of expert 0 beside those of others", ["site", "in place", "best match", "moved"]
+        rows = [[one.site, f"{one.in_place:.3f}", f"{one.best:.3f}", f"{one.moved:.0%}"] for one in report.sites]
     console.print(*fitted(title, header, rows), sep="\n")
-    console.print(f"[bold]{report.verdict}[/]: {report.reason}")
+    console.print(f"[bold]{report.verdict}[/]: {escape(report.reason)}")
     if out is not None:
-        write_atomically(out / "inspect.json", json.dumps(to_jsonable(asdict(report)), indent=2) + "\n")
+        write_atomically(out / "inspect.json", json.dumps(asdict(report), indent=2) + "\n")
         console.print(f"figures: {out / 'inspect.json'}")
     if data is not None:
         _show_check(moe, data)
@@ -239,9 +235,9 @@ def _weights(moe: "Moe", blend: str | None, *, force: bool) -> list[float]:
     if not weights:
         raise InputError("a merge needs --blend, or a list of experts with their weights")
     if not force and sum(weight != 0 for weight in weights) > 1:
-        verdict, reason = glance(moe)
-        if verdict != "merge":
-            raise InputError(f"{verdict}: {reason} (`tanbr inspect` says more, --force merges all the same)")
+        seen = glance(moe)
+        if seen.verdict != "merge":
+            raise InputError(f"{seen.verdict}: {seen.reason} (`tanbr inspect` says more, --force merges all the same)")
     return weights
 
 
