@@ -5,6 +5,7 @@ nothing. Units are matched by the Hungarian method on their weights.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -66,21 +67,22 @@ def orders(moe: Moe, site: Site) -> Orders:
 def align(moe: Moe, out: str | Path, *, progress: Progress = silent) -> Path:
     """Write the checkpoint with every expert's units in the order of the first one's; it computes the same."""
     specs = list(moe.checkpoint.specs.values())
-    owners: dict[str, list[tuple[Site, Part]]] = {}  # tensor → what has hidden units in it
+    moved = defaultdict[str, list[tuple[Site, Part, int, int]]](list)  # tensor → expert and first element of its blocks
     for site in moe.sites:
-        for part in site.parts:
-            for name in {name for name, _ in part.blocks} if part.unit_axis is not None else ():
-                owners.setdefault(name, []).append((site, part))
+        for part in (part for part in site.parts if part.unit_axis is not None):
+            for expert, (name, start) in enumerate(part.blocks):
+                moved[name].append((site, part, expert, start))
     orders_at = cache(partial(orders, moe))
 
     def chunks() -> Iterator[Tensor]:
         for done, spec in enumerate(specs):
             progress(done, len(specs))
             values = moe.checkpoint.tensor(spec.name)
-            if spec.name in owners:
+            if spec.name in moved:
                 values = values.clone()
-            for site, part in owners.get(spec.name, ()):
-                _reorder(values, spec.name, part, orders_at(site))
+            for site, part, expert, start in moved[spec.name]:
+                block = values.view(-1)[start : start + math.prod(part.shape)].view(part.shape)
+                block.copy_(permuted(block, part.unit_axis or 0, orders_at(site)[expert]))
             yield values
 
     with new_folder(out) as folder:
@@ -89,12 +91,3 @@ def align(moe: Moe, out: str | Path, *, progress: Progress = silent) -> Path:
         progress(len(specs), len(specs))
         copy_companions(moe.path, folder)
     return Path(out)
-
-
-def _reorder(values: Tensor, name: str, part: Part, order: Orders) -> None:
-    """Reorder, in a copy of one tensor, the blocks that belong to a part."""
-    size = math.prod(part.shape)
-    for expert, (tensor, start) in enumerate(part.blocks):
-        if tensor == name and part.unit_axis is not None:
-            block = values.view(-1)[start : start + size].view(part.shape)
-            block.copy_(permuted(block, part.unit_axis, order[expert]))
