@@ -32,13 +32,12 @@ def test_inspect_says_the_verdict_in_80_columns(folder: Path) -> None:
     assert json.loads((folder / "report" / "inspect.json").read_text())["verdict"] == "do not merge"
 
 
-def test_dense_models_become_an_moe_and_an_moe_is_aligned() -> None:
+def test_dense_models_become_an_moe() -> None:
     run("merge moe dense --blend even --force")
     run("merge moe other --blend one-hot:1")
     for command, experts in (
         ("merge dense out-copies --mode moe --copies 3", 3),
         ("merge dense out-again --mode moe --expert dense --expert other", 2),
-        ("merge moe out-aligned --mode align", 4),
     ):
         run(command)
         assert tanbr.merge.open(command.split()[2]).num_experts == experts

@@ -32,7 +32,6 @@ NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears
         "tanbr merge mixtral/ dense/ --blend even",
         "tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6",
         "tanbr merge experts.toml moe/ --mode moe --blend-only ffn",
-        "tanbr merge moe/ aligned/ --mode align    # where inspect says: align first",
     )
 )
 @options_of(StartConfig, "over", "experts blend_only")
@@ -43,9 +42,7 @@ def merge(
     blend: Annotated[
         str | None, Option(help="As 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
     ] = None,
-    mode: Annotated[
-        Literal["blend", "moe", "align"], Option(help="Blend, make an MoE, or align hidden units.")
-    ] = "blend",
+    mode: Annotated[Literal["blend", "moe"], Option(help="Blend experts, or make an MoE of them.")] = "blend",
     method: MergeMethod = None,
     rest: Annotated[Literal["refuse", "average"], Option(help="With moe: of differences outside FFNs.")] = "refuse",
     copies: Annotated[int | None, Option(min=1, help="With moe: make this many copies of a dense checkpoint.")] = None,
@@ -53,9 +50,9 @@ def merge(
     force: Annotated[bool, Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
     """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done; or make an MoE."""
-    if mode != "blend" and blend is not None:
-        raise InputError(f"--mode {mode} takes no --blend")
-    if mode != "moe" and (copies is not None or rest != "refuse"):
+    if mode == "moe" and blend is not None:
+        raise InputError("--mode moe takes no --blend")
+    if mode == "blend" and (copies is not None or rest != "refuse"):
         raise InputError("--copies and --rest are for --mode moe")
     if copies is not None:
         from tanbr.lab.train.upcycle import upcycle
@@ -69,12 +66,6 @@ def merge(
     moe = open_moe(checkpoint, **over, method=method if mode == "blend" else "average")
     if mode == "moe":
         _assemble(moe, out, rest)
-    elif mode == "align":
-        from tanbr.merge.align import align
-
-        with bar("aligning") as show:
-            align(moe, out, progress=show)
-        console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
     else:
         from tanbr.merge.export import About
         from tanbr.tasks.card import read_card
@@ -174,7 +165,7 @@ def inspect(
     data: Annotated[Path | None, Option(help="Labelled rows, as serve's --history: what would serving earn?")] = None,
     out: Annotated[Path | None, Option(help="Folder for the figures, as JSON.")] = None,
 ) -> None:
-    """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
+    """Check whether a checkpoint's experts share an ancestor. The verdict: merge, or do not merge."""
     if checkpoint is None or state is not None:
         if checkpoint is not None or state is None:
             raise InputError("inspect either a checkpoint or a server's --state")
@@ -188,10 +179,9 @@ def inspect(
         report = inspecting.inspect(moe, progress=show)
     if report.kinship:
         title, header = "how alike each expert's matrices are to the base's", ["expert", "cosine"]
-        rows = [[Path(name).name, f"{cosine:.3f}"] for name, cosine in report.kinship.items()]
     else:
-        title, header = "hidden units of expert 0 beside those of others", ["site", "in place", "best match", "moved"]
-        rows = [[one.site, f"{one.in_place:.3f}", f"{one.best:.3f}", f"{one.moved:.0%}"] for one in report.sites]
+        title, header = "how alike expert 0's hidden units are to those of others", ["site", "cosine"]
+    rows = [[Path(name).name, f"{cosine:.3f}"] for name, cosine in (report.kinship or report.sites).items()]
     console.print(*fitted(title, header, rows), sep="\n")
     console.print(f"[bold]{report.verdict}[/]: {escape(report.reason)}")
     if out is not None:

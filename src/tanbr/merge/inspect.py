@@ -1,33 +1,23 @@
-"""Will these experts merge? Whether they came from one base, or hold the same hidden units; a verdict."""
+"""Will these experts merge? Whether they came from one base, or hold the same hidden units in one order; a verdict."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
-from torch.nn.functional import normalize
+from torch import Tensor
 
-from tanbr.merge.align import unit_count, unit_weights
+from tanbr.errors import CheckpointError
 from tanbr.merge.moe import Moe
 from tanbr.moe.family import Site
 from tanbr.moe.writing import Progress, silent
 
-Verdict: TypeAlias = Literal["merge", "align first", "do not merge"]
+Verdict: TypeAlias = Literal["merge", "do not merge"]
 
 ALIKE = 0.5  # cosine from which two experts count as descended from one: independent ones are near 0, fine-tuned near 1
 GLANCED_SITES = 3
-SAMPLED_UNITS = 256
-
-
-@dataclass(frozen=True)
-class UnitMatch:
-    """How a sample of expert 0's hidden units at a site compares with the units of up to three other experts."""
-
-    site: str
-    in_place: float  # mean cosine of unit u with unit u of the others
-    best: float  # … with the most similar unit of the others
-    moved: float  # share of units whose most similar one is another
 
 
 @dataclass(frozen=True)
@@ -37,7 +27,7 @@ class Inspection:
     verdict: Verdict
     reason: str
     kinship: dict[str, float]  # expert → cosine of its matrices with the base's
-    sites: tuple[UnitMatch, ...]
+    sites: dict[str, float]  # site → cosine of expert 0's hidden units with the same units of up to three others
 
 
 def inspect(moe: Moe, *, progress: Progress = silent) -> Inspection:
@@ -56,39 +46,39 @@ def _judged(moe: Moe, sites: Sequence[Site], progress: Progress) -> Inspection:
     kin = moe.source.kinship()
     if kin is not None:
         kinship = dict(zip(moe.source.names, kin, strict=True))
-        return Inspection(*_judge_descent(kinship), kinship, ())
-    matches = []
+        return Inspection(*_judge_descent(kinship), kinship, {})
+    found: dict[str, float] = {}
     for done, site in enumerate(sites, 1):
-        matches.append(_unit_match(moe, site))
+        found[site.name] = _unit_cosine(moe, site)
         progress(done, len(sites))
-    return Inspection(*_judge_units(matches), {}, tuple(matches))
+    return Inspection(*_judge_units(float(np.mean(list(found.values())))), {}, found)
 
 
-def _unit_match(moe: Moe, site: Site) -> UnitMatch:
-    units = unit_count(site)
-    chosen = torch.linspace(0, units - 1, min(units, SAMPLED_UNITS)).long()
-    first = normalize(unit_weights(moe, site, 0)[chosen], dim=1)
-    found = []
-    for expert in range(1, min(site.experts, 4)):
-        cosines = first @ normalize(unit_weights(moe, site, expert), dim=1).T  # (sample, units)
-        best, own = cosines.max(dim=1).values, cosines[torch.arange(len(chosen)), chosen]
-        found.append([float(values.float().mean()) for values in (own, best, own < best)])
-    return UnitMatch(site.name, *(np.mean(found, axis=0).tolist() if found else (1.0, 1.0, 0.0)))
+def _unit_cosine(moe: Moe, site: Site) -> float:
+    first = _unit_weights(moe, site, 0)
+    others = [_unit_weights(moe, site, expert) for expert in range(1, min(site.experts, 4))]
+    return float(np.mean([float(torch.cosine_similarity(first, one, dim=1).mean()) for one in others])) if others else 1
 
 
-def _judge_units(matches: Sequence[UnitMatch]) -> tuple[Verdict, str]:
+def _unit_weights(moe: Moe, site: Site, expert: int) -> Tensor:
+    """Collect the weights of every hidden unit, (units, features); each part counts alike."""
+    down, rows = site.part("down"), []
+    if down is None or down.unit_axis is None:
+        raise CheckpointError(f"{site.name} has no hidden units to compare")
+    for part in site.parts:
+        if part.unit_axis is not None:  # gate and up may be interleaved
+            block = moe.checkpoint.blocks([part.blocks[expert]], math.prod(part.shape))[0].view(part.shape)
+            features = block.float().movedim(part.unit_axis, 0).reshape(down.shape[down.unit_axis], -1)
+            rows.append(features / features.norm().clamp_min(1e-12))
+    return torch.cat(rows, dim=1)
+
+
+def _judge_units(cosine: float) -> tuple[Verdict, str]:
     """Judge experts by how alike their hidden units are."""
-    same = float(np.mean([match.in_place for match in matches]))
-    best = float(np.mean([match.best for match in matches]))
-    if same >= ALIKE:
-        return "merge", f"the experts share an ancestor (their hidden units have cosine {same:.2f} in place)"
-    if best >= ALIKE:
-        return "align first", (
-            f"the experts hold the same hidden units in another order (cosine {same:.2f} in place, "
-            f"{best:.2f} at best); `tanbr merge --mode align` puts them in one"
-        )
+    if cosine >= ALIKE:
+        return "merge", f"the experts share an ancestor (their hidden units have cosine {cosine:.2f})"
     return "do not merge", (
-        f"the experts share no ancestor that can be seen (cosine {same:.2f} in place, {best:.2f} at best): "
+        f"the experts share no ancestor that can be seen (their hidden units have cosine {cosine:.2f}): "
         "an average of them is none of them; serve one expert"
     )
 
