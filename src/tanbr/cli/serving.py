@@ -108,11 +108,14 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens")
         socket = stack.enter_context(bind(settings.http))  # one that is taken is found before the model is loaded
         url, loopback = address_of(socket)
 
-        from tanbr.engines import engine_builder
         from tanbr.serve.build import build
         from tanbr.serve.web.metrics import Metrics
 
-        metrics = Metrics()
+        metrics, backend = Metrics(), None
+        if settings.serve.engine is not None or settings.serve.engine_urls:
+            from tanbr.engines import engine_builder  # a client for HTTP takes long to import
+
+            backend = engine_builder(settings.serve)
         with phases() as report:
             service = build(
                 **origin.model_dump(exclude={"token_file", "admin_token_file"}),
@@ -120,7 +123,7 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens")
                 router=settings.router,
                 monitor=settings.monitor,
                 observer=metrics,
-                backend=engine_builder(settings.serve),
+                backend=backend,
                 report=report,
             )
         gc.freeze()
