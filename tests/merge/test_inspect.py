@@ -20,9 +20,9 @@ def rewritten(moe, folder, change):
         return values[name].view(-1)[start : start + math.prod(part.shape)].view(part.shape)
 
     for site in moe.sites:
-        for part in site.parts:
+        for part in site.parts.values():
             first = block_of(part, 0).clone()
-            for expert in range(site.experts):
+            for expert in range(moe.num_experts):
                 block = block_of(part, expert)
                 block.copy_(change(site, part, expert, block.clone(), first))
     folder.mkdir()

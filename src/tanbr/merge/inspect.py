@@ -1,6 +1,5 @@
 """Will these experts merge? Whether they came from one base, or hold the same hidden units in one order; a verdict."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -9,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tanbr.errors import CheckpointError
 from tanbr.merge.moe import Moe
 from tanbr.moe.family import Site
 from tanbr.moe.writing import Progress, silent
@@ -47,6 +45,8 @@ def _judged(moe: Moe, sites: Sequence[Site], progress: Progress) -> Inspection:
     if kin is not None:
         kinship = dict(zip(moe.source.names, kin, strict=True))
         return Inspection(*_judge_descent(kinship), kinship, {})
+    if not any(site.parts for site in sites):
+        return Inspection("merge", "the experts differ only in what their base lacks", {}, {})
     found: dict[str, float] = {}
     for done, site in enumerate(sites, 1):
         found[site.name] = _unit_cosine(moe, site)
@@ -56,19 +56,17 @@ def _judged(moe: Moe, sites: Sequence[Site], progress: Progress) -> Inspection:
 
 def _unit_cosine(moe: Moe, site: Site) -> float:
     first = _unit_weights(moe, site, 0)
-    others = [_unit_weights(moe, site, expert) for expert in range(1, min(site.experts, 4))]
+    others = [_unit_weights(moe, site, expert) for expert in range(1, min(moe.num_experts, 4))]
     return float(np.mean([float(torch.cosine_similarity(first, one, dim=1).mean()) for one in others])) if others else 1
 
 
 def _unit_weights(moe: Moe, site: Site, expert: int) -> Tensor:
     """Collect the weights of every hidden unit, (units, features); each part counts alike."""
-    down, rows = site.part("down"), []
-    if down is None or down.unit_axis is None:
-        raise CheckpointError(f"{site.name} has no hidden units to compare")
-    for part in site.parts:
+    rows = []
+    for part in site.parts.values():
         if part.unit_axis is not None:  # gate and up may be interleaved
-            block = moe.checkpoint.blocks([part.blocks[expert]], math.prod(part.shape))[0].view(part.shape)
-            features = block.float().movedim(part.unit_axis, 0).reshape(down.shape[down.unit_axis], -1)
+            block = moe.source.one(part, expert).view(part.shape).float().movedim(part.unit_axis, 0)
+            features = block.reshape(site.parts["down"].shape[site.parts["down"].unit_axis or 0], -1)
             rows.append(features / features.norm().clamp_min(1e-12))
     return torch.cat(rows, dim=1)
 

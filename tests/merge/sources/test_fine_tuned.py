@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tanbr
-from merge.sources.tiny_dense import MODELS, build, family, heads
+from merge.sources.tiny_dense import MODELS, build, family, heads, tuned
 from moe.tiny import load_plain, logits
 from tanbr.errors import CheckpointError, InputError
 from tanbr.merge import Moe
@@ -85,6 +85,15 @@ def test_inspect_names_the_expert_that_came_from_elsewhere(bert, tmp_path) -> No
     assert seen.verdict == "do not merge"
     assert "stranger" in seen.reason
     assert not any(str(expert) in seen.reason for expert in experts)
+
+
+def test_experts_that_differ_in_their_heads_alone_may_be_merged(tmp_path) -> None:
+    model = build("BertForSequenceClassification")
+    model.bert.save_pretrained(tmp_path / "bare")
+    experts = [tuned(model, tmp_path / str(k), seed=k, where=lambda name: "classifier" in name) for k in range(2)]
+    moe = tanbr.open(tmp_path / "bare", experts=experts)
+    assert glance(moe) == inspect(moe)
+    assert inspect(moe).verdict == "merge"
 
 
 def test_an_expert_alone_answers_its_own_labels_as_it_did_before_heads_were_joined(tmp_path) -> None:
