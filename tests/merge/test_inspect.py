@@ -40,7 +40,7 @@ def shuffled(site, part, expert, own, first):
 
 
 @pytest.mark.parametrize(
-    "moe", ["bert_moe", "t5_moe", "nllb-moe", "qwen2_moe", "granitemoe", "deepseek_v3", "gpt_oss"], indirect=True
+    "moe", ["bert_moe", "t5_moe", "qwen2_moe", "granitemoe", "deepseek_v3", "gpt_oss"], indirect=True
 )
 def test_verdicts(moe, tmp_path) -> None:
     mixed = rewritten(moe, tmp_path / "mixed", shuffled)

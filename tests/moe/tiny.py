@@ -17,7 +17,7 @@ logging.set_verbosity_error()
 
 K = 4
 SUFFIXES = {"bert_moe": "ForSequenceClassification"} | dict.fromkeys(
-    ("t5_moe", "switch_transformers", "nllb-moe"), "ForConditionalGeneration"
+    ("t5_moe", "switch_transformers"), "ForConditionalGeneration"
 )
 _SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -37,11 +37,6 @@ TINY: dict[str, dict[str, Any]] = dict.fromkeys(FAMILIES, _DECODER) | {  # chang
     "bert_moe": _SIZES,
     "t5_moe": _T5,
     "switch_transformers": _T5 | {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
-    "nllb-moe": {
-        "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "encoder_sparse_step": 2,
-        "decoder_sparse_step": 2, "max_position_embeddings": 64,
-    },
     "qwen2_moe": _DECODER | {"shared_expert_intermediate_size": 24},
     "deepseek_v3": _DECODER | _GROUPS | {
         "head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
@@ -93,7 +88,7 @@ def blend_experts(model: Any, blend: Tensor) -> None:
         route(model, BlendRouting(blend.float()))
         return
     for module in model.modules():
-        if type(module).__name__ in {"SwitchTransformersExperts", "NllbMoeExperts"}:
+        if type(module).__name__ in {"SwitchTransformersExperts"}:
             experts = [module[f"expert_{k}"] for k in range(K)]
             for same in zip(*(expert.parameters() for expert in experts), strict=True):
                 mean = sum(float(weight) * value.double() for weight, value in zip(blend, same, strict=True)).float()

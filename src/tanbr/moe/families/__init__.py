@@ -9,14 +9,13 @@ from transformers.utils.logging import disable_progress_bar
 from tanbr.errors import CheckpointError
 from tanbr.moe.families.bert import BERT, BertMoeForSequenceClassification
 from tanbr.moe.families.decoders import DECODERS
-from tanbr.moe.families.nllb import NLLB
 from tanbr.moe.families.switch import SWITCH
 from tanbr.moe.families.t5 import T5, T5MoeForConditionalGeneration
 from tanbr.moe.family import Family, Settings
 
 disable_progress_bar()  # our own commands show what takes long
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (BERT, T5, SWITCH, NLLB, *DECODERS)}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (BERT, T5, SWITCH, *DECODERS)}
 
 CLASSES: dict[str, Any] = {  # models that transformers does not have
     model.__name__: model for model in (BertMoeForSequenceClassification, T5MoeForConditionalGeneration)
