@@ -29,11 +29,9 @@ def moe(folder):
 UNIFORM = [0.25] * 4
 
 
-def test_shards_and_companions(moe, tmp_path, monkeypatch) -> None:
+def test_progress_and_companions(moe, tmp_path) -> None:
     counts = []
-    monkeypatch.setattr(writing, "SHARD_BYTES", 20_000)
     out = moe.export(UNIFORM, tmp_path / "out", progress=lambda done, total: counts.append((done, total)))
-    assert len(list(out.glob("model-*.safetensors"))) > 1
     assert (out / "tokenizer.json").exists()
     assert counts[-1][0] == counts[-1][1] == len(counts) - 1
     torch.testing.assert_close(logits(load_plain(out)), logits(moe.dense(UNIFORM)), rtol=0, atol=0)
