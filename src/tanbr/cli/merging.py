@@ -4,7 +4,7 @@ import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -31,7 +31,6 @@ NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears
     epilog=examples(
         "tanbr merge mixtral/ dense/ --blend even",
         "tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6",
-        "tanbr merge experts.toml moe/ --mode moe --blend-only ffn",
     )
 )
 @options_of(StartConfig, "over", "experts blend_only")
@@ -42,36 +41,18 @@ def merge(
     blend: Annotated[
         str | None, Option(help="As 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
     ] = None,
-    mode: Annotated[Literal["blend", "moe"], Option(help="Blend experts, or make an MoE of them.")] = "blend",
     method: MergeMethod = None,
-    rest: Annotated[Literal["refuse", "average"], Option(help="With moe: of differences outside FFNs.")] = "refuse",
-    copies: Annotated[int | None, Option(min=1, help="With moe: make this many copies of a dense checkpoint.")] = None,
     as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
     force: Annotated[bool, Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
-    """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done; or make an MoE."""
-    if mode == "moe" and blend is not None:
-        raise InputError("--mode moe takes no --blend")
-    if mode == "blend" and (copies is not None or rest != "refuse"):
-        raise InputError("--copies and --rest are for --mode moe")
-    if copies is not None:
-        from tanbr.lab.train.upcycle import upcycle
-
-        with bar("copying") as show:
-            upcycle(Path(checkpoint), out, experts=copies, progress=show)
-        console.print(f"{out}: {copies} experts in every FFN")
-        return
+    """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done."""
     from tanbr.merge import open as open_moe
+    from tanbr.merge.export import About
+    from tanbr.tasks.card import read_card
 
-    moe = open_moe(checkpoint, **over, method=method if mode == "blend" else "average")
-    if mode == "moe":
-        _assemble(moe, out, rest)
-    else:
-        from tanbr.merge.export import About
-        from tanbr.tasks.card import read_card
-
-        about = About(moe.source.expert_tasks or read_card(moe.path).expert_tasks)
-        _write(moe, _weights(moe, blend, force=force), out, about, as_adapter=as_adapter)
+    moe = open_moe(checkpoint, **over, method=method)
+    about = About(moe.source.expert_tasks or read_card(moe.path).expert_tasks)
+    _write(moe, _weights(moe, blend, force=force), out, about, as_adapter=as_adapter)
 
 
 @app.command(
@@ -138,16 +119,6 @@ def _write(moe: "Moe", blend: list[float], out: Path, about: "About", *, as_adap
     active = sum(weight > 0 for weight in blend)
     console.print(f"{out}: {made}, merged from {active} of {moe.num_experts} experts at {len(moe.sites)} sites")
     console.print(f"certificate: {out / 'certificate.json'}; model card: {out / 'README.md'}")
-
-
-def _assemble(moe: "Moe", out: Path, rest: Literal["refuse", "average"]) -> None:
-    from tanbr.lab.train.checkpoints import assemble
-
-    with bar("assembling") as show:
-        averaged = assemble(moe, out, rest=rest, progress=show)
-    console.print(f"{out}: {moe.num_experts} experts in every FFN; gates, if it has any, are random")
-    if averaged:
-        console.print(f"averaged over the experts, not routed: {len(averaged)} tensors ({averaged[0]} for one)")
 
 
 @app.command(
