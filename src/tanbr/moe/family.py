@@ -8,7 +8,7 @@ tensor is a piece with one block of weight 1, so a plan describes the whole dens
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -181,36 +181,25 @@ class Family:
         pieces = [part for site in sites for part in site.parts.values()]
         taken = {tensor for piece in pieces for tensor, _ in piece.blocks}
         named = {site.name: site for site in sites}
-        for spec in _used(checkpoint, settings):
-            if spec.name not in taken:
-                pieces += self._other(spec, named)
-        return pieces
+        others = (self._other(spec, named) for spec in _used(checkpoint, settings) if spec.name not in taken)
+        return pieces + [piece for piece in others if piece is not None]
 
-    def _other(self, spec: TensorSpec, sites: dict[str, Site]) -> list[Piece]:
+    def _other(self, spec: TensorSpec, sites: dict[str, Site]) -> Piece | None:
+        """Place a tensor that is no expert's: beside the blend, dropped, or under its dense name."""
         for role, pattern in self.shared.items():
             found = re.fullmatch(as_regex(pattern), spec.name)
             part = sites[found["site"]].parts.get(role) if found else None
             if part is not None and part.unit_axis is not None:
                 start = part.shape[part.unit_axis]
-                return [
-                    replace(
-                        part,
-                        shape=spec.shape,
-                        blocks=((spec.name, 0),),
-                        weights=(1.0,),
-                        scale=1.0,
-                        axis=part.unit_axis,
-                        start=start,
-                    )
-                ]
+                return Piece(part.target, spec.shape, ((spec.name, 0),), (1.0,), axis=part.unit_axis, start=start)
         if any(re.search(pattern, spec.name) for pattern in self.drop):
-            return []
+            return None
         name = spec.name
         for pattern, replacement in self.rename:
             name = re.sub(pattern, replacement, name)
         axes = {target: self.unit_axes[role] for pattern in self.experts for role, target in pattern.targets.items()}
         axis = next((axis for target, axis in axes.items() if re.fullmatch(as_regex(target), name)), None)
-        return [Piece(name, spec.shape, ((spec.name, 0),), (1.0,), unit_axis=axis)]  # an FFN without experts has units
+        return Piece(name, spec.shape, ((spec.name, 0),), (1.0,), unit_axis=axis)  # an FFN without experts has units
 
 
 def _used(checkpoint: Checkpoint, settings: Settings) -> list[TensorSpec]:

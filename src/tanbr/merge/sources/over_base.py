@@ -294,10 +294,6 @@ def _check_fits(adapter: Adapter, base: Checkpoint) -> None:
                 f"adapter {adapter.path} was made for another base: it changes {target} {added.shape}, of which "
                 f"{base.path} {has}; name the base that it was trained on ({adapter.base or 'not said'})"
             )
-        if spec.dtype not in MERGEABLE:
-            raise CheckpointError(f"{target} of {base.path} is {spec.dtype}, to which no adapter can be added")
-        if target in adapter.whole:
-            raise CheckpointError(f"{adapter.path} holds {target} in full and in factors; fetch the adapter again")
     odd = next((name for name in adapter.whole if name not in base.specs), None)
     if odd is not None:
         raise CheckpointError(

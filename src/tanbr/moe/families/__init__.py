@@ -21,19 +21,10 @@ CLASSES: dict[str, Any] = {  # models that transformers does not have
     model.__name__: model for model in (BertMoeForSequenceClassification, T5MoeForConditionalGeneration)
 }
 
-_LLAMA4 = "its router scales what goes into an expert, before the non-linearity, so that no dense model holds a merge"
-REFUSED = {
-    "llama4": _LLAMA4,
-    "llama4_text": _LLAMA4,
-    "phimoe": "its router needs two experts (sparsemixer), so that no dense model holds a merge",
-}
-
 
 def family_of(config: dict[str, Any]) -> Family:
     """Find the family of a checkpoint by its configuration's model_type."""
     model_type = config["model_type"]
-    if model_type in REFUSED:
-        raise CheckpointError(f"{model_type} models cannot be merged: {REFUSED[model_type]}")
     if "quantization_config" in config:
         raise CheckpointError(f"a {model_type} checkpoint is quantised; dequantise it with transformers and save it")
     if model_type in FAMILIES:
