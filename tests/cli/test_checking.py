@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tanbr.cli import app, checking
+from tanbr.cli import app
 from tanbr.lab import settings
 from tanbr.lab.settings import Config
 
@@ -31,13 +31,13 @@ def test_doctor_says_what_is_there() -> None:
 @pytest.mark.parametrize(
     ("needed", "code", "says"),
     [
-        ({"no-such-package": ""}, 2, "missing, for every command: pip install 'no-such-package'"),
-        ({"no-such-extra": "hub"}, 0, "missing, for --data hub: pip install 'tanbr[hub]'"),  # breaks nothing
+        ("no-such-package>=1", 2, "missing, for every command: pip install 'no-such-package'"),
+        ('no-such-extra; extra == "hub"', 0, "missing, for --data hub: pip install 'tanbr[hub]'"),  # breaks nothing
     ],
 )
 def test_doctor_names_what_is_missing_and_for_what(
-    monkeypatch: pytest.MonkeyPatch, needed: dict[str, str], code: int, says: str
+    monkeypatch: pytest.MonkeyPatch, needed: str, code: int, says: str
 ) -> None:
-    monkeypatch.setattr(checking, "needed_packages", lambda: needed)
+    monkeypatch.setattr(metadata, "requires", lambda _: [needed])
     done = RUN.invoke(app, ["doctor"], catch_exceptions=False)
     assert (done.exit_code, says in done.stdout) == (code, True)

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import tanbr.merge
 from moe.tiny import build
 from tanbr.cli import app
 
@@ -30,15 +29,3 @@ def test_inspect_says_the_verdict_in_80_columns(folder: Path) -> None:
     assert "…" not in shown
     assert "bert.encoder.layer.1" in shown
     assert json.loads((folder / "report" / "inspect.json").read_text())["verdict"] == "do not merge"
-
-
-def test_dense_models_become_an_moe_and_an_moe_is_aligned() -> None:
-    run("merge moe dense --blend even --force")
-    run("merge moe other --blend one-hot:1")
-    for command, experts in (
-        ("merge dense out-copies --mode moe --copies 3", 3),
-        ("merge dense out-again --mode moe --expert dense --expert other", 2),
-        ("merge moe out-aligned --mode align", 4),
-    ):
-        run(command)
-        assert tanbr.merge.open(command.split()[2]).num_experts == experts

@@ -18,7 +18,7 @@ from processes import started
         (os.kill, signal.SIGTERM),  # as a supervisor does
     ],
 )
-def test_a_stopped_simulation_says_what_it_keeps(
+def test_a_stopped_simulation_says_that_it_goes_on(
     tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals
 ) -> None:
     """Also if the parent ignores signals, as nohup and scripts do."""
@@ -32,5 +32,5 @@ def test_a_stopped_simulation_says_what_it_keeps(
         send(running.pid, number)
         out, err = running.communicate(timeout=120)
     assert running.returncode == 130, err
-    assert err == "stopped: runs that had ended are in out/simulate/runs; the same command goes on with the others\n"
+    assert err == "stopped: what was done is kept; the same command goes on with the rest\n"
     assert "Traceback" not in out

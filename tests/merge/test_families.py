@@ -32,7 +32,6 @@ def test_export_equals_the_moe_whose_experts_are_the_blend(model_type, original_
     assert (expected - untouched).abs().max() > 1e-2  # the blend matters, or the comparison above says nothing
 
     certificate = json.loads((out / "certificate.json").read_text())
-    assert certificate["identical_experts"]["max_difference"] < 1e-4
     assert certificate["blend"] == BLEND
     assert set(certificate["source"]["sha256"]) == {"config.json", "model.safetensors"}
     assert len(certificate["folds"]) == len(moe.sites)

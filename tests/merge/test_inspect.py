@@ -1,26 +1,29 @@
-"""Permuted experts are told apart from related and from unrelated ones, and put back exactly."""
+"""Experts that share an ancestor are told apart from unrelated ones, and from the same ones in another order."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 
 import tanbr.merge
-from moe.tiny import build, logits
-from tanbr.merge.align import align, expert_tensor, orders, permuted, unit_count
 from tanbr.merge.inspect import glance, inspect
-from tanbr.moe.layer import TaskRouting, route
 from tanbr.moe.writing import write_json, write_tensors
 
 
 def rewritten(moe, folder, change):
     """Copy a checkpoint with every expert's tensors changed: change(site, part, expert, own, first) → tensor."""
     values = {name: moe.checkpoint.tensor(name).clone() for name in moe.checkpoint.specs}
+
+    def block_of(part, expert):
+        name, start = part.blocks[expert]
+        return values[name].view(-1)[start : start + math.prod(part.shape)].view(part.shape)
+
     for site in moe.sites:
-        for part in site.parts:
-            for expert, (name, start) in enumerate(part.blocks):
-                size = int(np.prod(part.shape))
-                block = values[name].view(-1)[start : start + size].view(part.shape)
-                first = expert_tensor(moe, part, 0)
+        for part in site.parts.values():
+            first = block_of(part, 0).clone()
+            for expert in range(moe.num_experts):
+                block = block_of(part, expert)
                 block.copy_(change(site, part, expert, block.clone(), first))
     folder.mkdir()
     write_json(folder / "config.json", moe.checkpoint.config)
@@ -28,59 +31,22 @@ def rewritten(moe, folder, change):
     return tanbr.merge.open(folder)
 
 
-def order_of(site, expert):
-    return np.random.default_rng([expert, len(site.name)]).permutation(unit_count(site))
-
-
 def shuffled(site, part, expert, own, first):
     """Every expert is the first, its hidden units in another order."""
     if expert == 0 or part.unit_axis is None:
         return first
-    return permuted(first, part.unit_axis, order_of(site, expert))
+    order = np.random.default_rng([expert, len(site.name)]).permutation(first.shape[part.unit_axis])
+    return first.index_select(part.unit_axis, torch.from_numpy(order))
 
 
-families = pytest.mark.parametrize(
-    "moe", ["bert_moe", "t5_moe", "nllb-moe", "qwen2_moe", "granitemoe", "deepseek_v3", "gpt_oss"], indirect=True
+@pytest.mark.parametrize(
+    "moe", ["bert_moe", "t5_moe", "qwen2_moe", "granitemoe", "deepseek_v3", "gpt_oss"], indirect=True
 )
-
-
-@families
 def test_verdicts(moe, tmp_path) -> None:
-    unrelated = inspect(moe)
-    assert unrelated.verdict == glance(moe)[0] == "do not merge"
     mixed = rewritten(moe, tmp_path / "mixed", shuffled)
-    assert inspect(mixed).verdict == glance(mixed)[0] == "align first"
+    for unrelated in (moe, mixed):
+        assert inspect(unrelated).verdict == glance(unrelated).verdict == "do not merge"
     close = rewritten(moe, tmp_path / "kin", lambda site, part, expert, own, first: first + 0.1 * own)
     kin = inspect(close)
-    assert kin.verdict == glance(close)[0] == "merge"
-    off = ~np.eye(4, dtype=bool)
-    assert all(site.cosine[off].min() > 0.9 and site.distance[off].max() < 0.4 for site in kin.sites)
-    assert all(site.units.moved == 0 for site in kin.sites)
-
-
-@families
-def test_a_permuted_copy_is_recovered_exactly(moe, tmp_path) -> None:
-    mixed = rewritten(moe, tmp_path / "mixed", shuffled)
-    for site in mixed.sites:
-        for expert, order in enumerate(orders(mixed, site)):
-            assert np.array_equal(order, np.argsort(order_of(site, expert)) if expert else np.arange(unit_count(site)))
-    aligned = tanbr.merge.open(align(mixed, tmp_path / "aligned"))
-    for site in aligned.sites:
-        for part in site.parts:
-            for expert in range(1, 4):
-                assert torch.equal(expert_tensor(aligned, part, expert), expert_tensor(aligned, part, 0))
-
-
-@pytest.mark.parametrize("model_type", ["bert_moe", "t5_moe", "mixtral", "gpt_oss"])
-def test_alignment_preserves_the_function(model_type, tmp_path) -> None:
-    model = build(model_type)
-    model.save_pretrained(tmp_path / "moe")
-    moe = tanbr.merge.open(tmp_path / "moe")
-    aligned = tanbr.merge.open(align(moe, tmp_path / "aligned"))
-    again = type(model).from_pretrained(aligned.path)
-    if model_type in {"bert_moe", "t5_moe"}:
-        for live in (model, again):
-            route(live, TaskRouting(torch.tensor([1, 3])))
-    torch.testing.assert_close(logits(again), logits(model), rtol=1e-4, atol=1e-4)
-    before, after = (expert_tensor(which, which.sites[0].part("down"), 1) for which in (moe, aligned))
-    assert not torch.equal(before, after)
+    assert kin.verdict == glance(close).verdict == "merge"
+    assert min(kin.sites.values()) > 0.9

@@ -65,7 +65,6 @@ BROKEN = [
     (unweighted, "neither model.safetensors nor"),
     (pickled, "pickle.*save_pretrained"),
     (lambda folder: edit(folder, model_type="mixtrall"), "nearest supported is 'mixtral'"),
-    (lambda folder: edit(folder, model_type="llama4"), "llama4 models cannot be merged: its router"),
     (lambda folder: edit(folder, quantization_config={"quant_method": "mxfp4"}), "quantised"),
     (lambda folder: edit(folder, model_type="mixtral"), "no experts|configuration"),
     *((lambda folder, K=K: edit(folder, num_experts=K), "experts|configuration") for K in (5, 0, "four")),

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from elsewhere import elsewhere
 from tanbr.errors import InputError
 from tanbr.moe.layer import BlendRouting, ExpertFfn, ExpertLinear, MoeSite, TaskRouting, TokenRouting
 
@@ -109,24 +108,3 @@ def test_bad_routing_is_refused(site, x, routing, words) -> None:
     site.routing = routing
     with pytest.raises(InputError, match=words):
         site(x)
-
-
-@pytest.mark.parametrize(
-    "routing",
-    [
-        TaskRouting(torch.tensor([3, 3, 0, 1, 3, 0, 3, 3])),
-        TaskRouting(torch.tensor([[0, 1], [2, 3]] * 4)),
-        BlendRouting(torch.tensor([0.1, 0.2, 0.3, 0.4])),
-        TokenRouting(2),
-        TokenRouting(K, mix="products"),
-    ],
-    ids=lambda routing: type(routing).__name__,
-)
-def test_a_site_computes_the_same_elsewhere_wherever_its_routing_was_made(site, x, routing) -> None:
-    site.routing = routing
-    with elsewhere() as device:
-        here = site(x).detach()
-        there = site.to(device)(x.to(device))
-        there.sum().backward()
-        assert torch.equal(there.detach().cpu(), here)
-        assert site.outer.weight.grad.device == device

@@ -17,8 +17,34 @@ logging.set_verbosity_error()
 
 K = 4
 SUFFIXES = {"bert_moe": "ForSequenceClassification"} | dict.fromkeys(
-    ("t5_moe", "switch_transformers", "nllb-moe"), "ForConditionalGeneration"
+    ("t5_moe", "switch_transformers"), "ForConditionalGeneration"
 )
+_SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+_DECODER = _SIZES | {
+    "moe_intermediate_size": 40, "num_key_value_heads": 2, "head_dim": 16, "num_experts_per_tok": 2,
+    "layer_types": None, "mlp_only_layers": [], "rope_parameters": None, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+_T5 = {
+    "vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+_GROUPS = {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+TINY: dict[str, dict[str, Any]] = dict.fromkeys(FAMILIES, _DECODER) | {  # changes that make a configuration tiny
+    "bert_moe": _SIZES,
+    "t5_moe": _T5,
+    "switch_transformers": _T5 | {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
+    "qwen2_moe": _DECODER | {"shared_expert_intermediate_size": 24},
+    "deepseek_v3": _DECODER | _GROUPS | {
+        "head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+        "v_head_dim": 16, "qk_head_dim": 24,
+    },
+    "glm4_moe": _DECODER | _GROUPS | {"n_group": 1},
+    "ernie4_5_moe": _DECODER | {"moe_k": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 1},
+}  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {"qwen3_moe": {"norm_topk_prob": True}}
 # Their top-k weights do not sum to 1: only with a router that prefers no expert is the factor the same for all inputs.
 UNEVEN = {"switch_transformers", "qwen2_moe", "olmoe", "flex_olmo"}
@@ -27,7 +53,7 @@ UNEVEN = {"switch_transformers", "qwen2_moe", "olmoe", "flex_olmo"}
 def build(model_type: str, *, seed: int = 0, **changes: Any) -> Any:
     family = FAMILIES[model_type]
     base = AutoConfig.for_model(model_type).to_dict()
-    settings = base | {key: value for key, value in family.twin.items() if key in base or key == "head_dim"}
+    settings = base | {key: value for key, value in TINY[model_type].items() if key in base or key == "head_dim"}
     config = AutoConfig.for_model(**settings | {family.count: K} | VARIANTS.get(model_type, {}) | changes)
     name = family.prefix[0] + SUFFIXES.get(model_type, "ForCausalLM")
     torch.manual_seed(seed)
@@ -62,7 +88,7 @@ def blend_experts(model: Any, blend: Tensor) -> None:
         route(model, BlendRouting(blend.float()))
         return
     for module in model.modules():
-        if type(module).__name__ in {"SwitchTransformersExperts", "NllbMoeExperts"}:
+        if type(module).__name__ in {"SwitchTransformersExperts"}:
             experts = [module[f"expert_{k}"] for k in range(K)]
             for same in zip(*(expert.parameters() for expert in experts), strict=True):
                 mean = sum(float(weight) * value.double() for weight, value in zip(blend, same, strict=True)).float()

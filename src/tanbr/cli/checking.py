@@ -42,26 +42,20 @@ def config(
 def doctor() -> None:
     """Show what is installed, what the processor can do, and which commands lack something."""
     lines, broken = machine(), False
-    for package, extra in needed_packages().items():
-        version, use = _version(package), EXTRAS.get(extra, "every command")
-        wanted = f"tanbr[{extra}]" if extra else package
-        lines[package] = version or f"missing, for {use}: pip install '{wanted}'"
-        broken = broken or (version is None and not extra)
+    for needed in metadata.requires("tanbr") or []:
+        package, of = re.split(r"[^\w.-]", needed, maxsplit=1)[0], re.search(r"extra == ['\"](\w+)", needed)
+        extra = "" if of is None else of[1]
+        if extra and (extra not in EXTRAS or package in lines):
+            continue
+        lines[package] = version_of(package) or (
+            f"missing, for {EXTRAS[extra]}: pip install 'tanbr[{extra}]'" if extra else
+            f"missing, for every command: pip install '{package}'"
+        )  # fmt: skip
+        broken = broken or (not extra and version_of(package) is None)
     for name, said in lines.items():
         console.print(f"{name:20} {said}", soft_wrap=True, markup=False)
     if broken:
         raise typer.Exit(2)
-
-
-def needed_packages() -> dict[str, str]:
-    """Give the packages that tanbr's own metadata names, each with its extra ("" for what every installation has)."""
-    found: dict[str, str] = {}
-    for line in metadata.requires("tanbr") or []:
-        package, marker = re.split(r"[^\w.-]", line, maxsplit=1)[0], line.partition(";")[2]
-        extra = re.search(r"extra == ['\"](\w+)", marker)
-        if extra is None or extra[1] in EXTRAS:
-            found.setdefault(package, "" if extra is None else extra[1])
-    return found
 
 
 def machine() -> dict[str, str]:
@@ -73,7 +67,7 @@ def machine() -> dict[str, str]:
         "cores": str(usable_cores()),
         "memory": decimal(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
     }
-    if _version("torch") is not None:
+    if version_of("torch") is not None:
         import torch
 
         from tanbr.serve.backends.choose import instructions
@@ -84,7 +78,8 @@ def machine() -> dict[str, str]:
     return facts
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Find the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

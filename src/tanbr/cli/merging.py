@@ -4,9 +4,8 @@ import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from rich.markup import escape
 from typer import Option
@@ -17,7 +16,6 @@ from tanbr.config import read
 from tanbr.errors import InputError
 from tanbr.files import write_atomically
 from tanbr.serve.config import StartConfig
-from tanbr.types import to_jsonable
 
 if TYPE_CHECKING:
     from tanbr.merge import Moe
@@ -33,8 +31,6 @@ NewFolder = Annotated[Path, typer.Argument(help="New folder to write; it appears
     epilog=examples(
         "tanbr merge mixtral/ dense/ --blend even",
         "tanbr merge bert/ dense/ --expert sst2/ --expert mnli/ --blend 0.4,0.6",
-        "tanbr merge experts.toml moe/ --mode moe --blend-only ffn",
-        "tanbr merge moe/ aligned/ --mode align    # where inspect says: align first",
     )
 )
 @options_of(StartConfig, "over", "experts blend_only")
@@ -45,44 +41,18 @@ def merge(
     blend: Annotated[
         str | None, Option(help="As 0.5,0.5,…; or even; or one-hot:3. Default: the list's weights.")
     ] = None,
-    mode: Annotated[
-        Literal["blend", "moe", "align"], Option(help="Blend, make an MoE, or align hidden units.")
-    ] = "blend",
     method: MergeMethod = None,
-    rest: Annotated[Literal["refuse", "average"], Option(help="With moe: of differences outside FFNs.")] = "refuse",
-    copies: Annotated[int | None, Option(min=1, help="With moe: make this many copies of a dense checkpoint.")] = None,
     as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
     force: Annotated[bool, Option("--force", help="Merge what `tanbr inspect` says not to merge.")] = False,
 ) -> None:
-    """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done; or make an MoE."""
-    if mode != "blend" and blend is not None:
-        raise InputError(f"--mode {mode} takes no --blend")
-    if mode != "moe" and (copies is not None or rest != "refuse"):
-        raise InputError("--copies and --rest are for --mode moe")
-    if copies is not None:
-        from tanbr.lab.train.upcycle import upcycle
-
-        with bar("copying") as show:
-            upcycle(Path(checkpoint), out, experts=copies, progress=show)
-        console.print(f"{out}: {copies} experts in every FFN")
-        return
+    """Merge an MoE checkpoint into a plain dense one, with a certificate of what was done."""
     from tanbr.merge import open as open_moe
+    from tanbr.merge.export import About
+    from tanbr.tasks.card import read_card
 
-    moe = open_moe(checkpoint, **over, method=method if mode == "blend" else "average")
-    if mode == "moe":
-        _assemble(moe, out, rest)
-    elif mode == "align":
-        from tanbr.merge.align import align
-
-        with bar("aligning") as show:
-            align(moe, out, progress=show)
-        console.print(f"{out}: computes what {checkpoint} does, with its experts' hidden units in one order")
-    else:
-        from tanbr.merge.export import About
-        from tanbr.tasks.card import read_card
-
-        about = About(moe.source.expert_tasks or read_card(moe.path).expert_tasks)
-        _write(moe, _weights(moe, blend, force=force), out, about, as_adapter=as_adapter)
+    moe = open_moe(checkpoint, **over, method=method)
+    about = About(moe.source.expert_tasks or read_card(moe.path).expert_tasks)
+    _write(moe, _weights(moe, blend, force=force), out, about, as_adapter=as_adapter)
 
 
 @app.command(
@@ -98,7 +68,7 @@ def export(
     model: Annotated[int, Option(min=1, help="Which of several models that are served side by side.")] = 1,
     as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
 ) -> None:
-    """Write the model that a server serves now, or served last, with certificate and model card; the server goes on."""
+    """Write the model that a server serves now, or served last, with a certificate; the server goes on."""
     from tanbr.serve.export import served
 
     one = served(read(StartConfig, start, source="options").state, number=model)
@@ -148,17 +118,7 @@ def _write(moe: "Moe", blend: list[float], out: Path, about: "About", *, as_adap
         made = moe.plan.config().architectures[0]
     active = sum(weight > 0 for weight in blend)
     console.print(f"{out}: {made}, merged from {active} of {moe.num_experts} experts at {len(moe.sites)} sites")
-    console.print(f"certificate: {out / 'certificate.json'}; model card: {out / 'README.md'}")
-
-
-def _assemble(moe: "Moe", out: Path, rest: Literal["refuse", "average"]) -> None:
-    from tanbr.lab.train.checkpoints import assemble
-
-    with bar("assembling") as show:
-        averaged = assemble(moe, out, rest=rest, progress=show)
-    console.print(f"{out}: {moe.num_experts} experts in every FFN; gates, if it has any, are random")
-    if averaged:
-        console.print(f"averaged over the experts, not routed: {len(averaged)} tensors ({averaged[0]} for one)")
+    console.print(f"certificate: {out / 'certificate.json'}")
 
 
 @app.command(
@@ -176,7 +136,7 @@ def inspect(
     data: Annotated[Path | None, Option(help="Labelled rows, as serve's --history: what would serving earn?")] = None,
     out: Annotated[Path | None, Option(help="Folder for the figures, as JSON.")] = None,
 ) -> None:
-    """Check whether a checkpoint's experts share an ancestor. The verdict: merge, align first, or do not merge."""
+    """Check whether a checkpoint's experts share an ancestor. The verdict: merge, or do not merge."""
     if checkpoint is None or state is not None:
         if checkpoint is not None or state is None:
             raise InputError("inspect either a checkpoint or a server's --state")
@@ -188,18 +148,15 @@ def inspect(
     moe = open_moe(checkpoint, **over, method="average")
     with bar("inspecting", unit="sites") as show:
         report = inspecting.inspect(moe, progress=show)
-    off = ~np.eye(report.experts, dtype=bool)
-    rows = []
-    for site in report.sites:
-        means = [values[off].mean() for values in (site.distance, site.cosine, site.task_cosine)]
-        figures = [f"{value:.3f}" for value in (*means, site.units.in_place, site.units.best)]
-        rows.append([site.site, *figures, f"{site.units.moved:.0%}"])
-    title = "means over pairs of experts; hidden units of expert 0 beside those of others"
-    header = ["site", "distance", "cosine", "task cosine", "units in place", "best match", "moved"]
+    if report.kinship:
+        title, header = "how alike each expert's matrices are to the base's", ["expert", "cosine"]
+    else:
+        title, header = "how alike expert 0's hidden units are to those of others", ["site", "cosine"]
+    rows = [[Path(name).name, f"{cosine:.3f}"] for name, cosine in (report.kinship or report.sites).items()]
     console.print(*fitted(title, header, rows), sep="\n")
-    console.print(f"[bold]{report.verdict}[/]: {report.reason}")
+    console.print(f"[bold]{report.verdict}[/]: {escape(report.reason)}")
     if out is not None:
-        write_atomically(out / "inspect.json", json.dumps(to_jsonable(asdict(report)), indent=2) + "\n")
+        write_atomically(out / "inspect.json", json.dumps(asdict(report), indent=2) + "\n")
         console.print(f"figures: {out / 'inspect.json'}")
     if data is not None:
         _show_check(moe, data)
@@ -239,9 +196,9 @@ def _weights(moe: "Moe", blend: str | None, *, force: bool) -> list[float]:
     if not weights:
         raise InputError("a merge needs --blend, or a list of experts with their weights")
     if not force and sum(weight != 0 for weight in weights) > 1:
-        verdict, reason = glance(moe)
-        if verdict != "merge":
-            raise InputError(f"{verdict}: {reason} (`tanbr inspect` says more, --force merges all the same)")
+        seen = glance(moe)
+        if seen.verdict != "merge":
+            raise InputError(f"{seen.verdict}: {seen.reason} (`tanbr inspect` says more, --force merges all the same)")
     return weights
 
 

@@ -8,7 +8,6 @@ from typer import Argument, Option
 
 from tanbr.cli.display import console, fitted, progress
 from tanbr.cli.options import Device, command_line, examples
-from tanbr.cli.stopping import keeps
 
 if TYPE_CHECKING:
     from tanbr.lab.jobs import Kept
@@ -23,7 +22,6 @@ app = typer.Typer()
         "tanbr reproduce all --scale paper --dry-run",
     )
 )
-@keeps("what was measured is in {out}/jobs; the same command goes on with the rest")
 def reproduce(
     parts: Annotated[
         list[str] | None, Argument(help="table1, fig2 to fig7, table2, theorem1, or all.", metavar="PARTS")

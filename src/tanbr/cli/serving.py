@@ -39,7 +39,7 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
         "tanbr serve mixtral/ --engine vllm --engine-url http://127.0.0.1:8100",
     )
 )
-@options_of(HttpConfig, "http", common="rate")
+@options_of(HttpConfig, "http", common="host port rate")
 @options_of(
     ServeConfig,
     "serve",
@@ -49,10 +49,9 @@ advanced = partial(Option, rich_help_panel=ADVANCED)
 @options_of(
     StartConfig,
     "start",
-    common="state history experts token_file admin_token_file",
+    common="history experts state token_file admin_token_file",
     advanced="blend_only base check adopt force",
 )
-@options_of(HttpConfig, "listen", common="host port")
 def serve(
     *,
     checkpoint: Annotated[str | None, Argument(help="Folder, hub id, list of experts, or the embedded model.")] = None,
@@ -62,13 +61,12 @@ def serve(
     ray_address: Annotated[str | None, advanced(help="With --ray: its address. Default: start one.")] = None,
     backup: Annotated[Path | None, advanced(help="Only copy --state to this folder.")] = None,
     verbose: Annotated[bool, advanced("--verbose", help="Log every request too.")] = False,
-    listen: Given,
     start: Given,
     serve: Given,
     http: Given,
 ) -> None:
     """Serve many experts at the cost of a dense model that follows its traffic and learns from feedback."""
-    settings = configuration.with_options(configuration.load(config), serve=serve, http=listen | http)
+    settings = configuration.with_options(configuration.load(config), serve=serve, http=http)
     origin = read(StartConfig, start | {"checkpoint": checkpoint}, source="options")
     if backup is not None:
         from tanbr.serve.backup import back_up
@@ -108,11 +106,14 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens")
         socket = stack.enter_context(bind(settings.http))  # one that is taken is found before the model is loaded
         url, loopback = address_of(socket)
 
-        from tanbr.engines import engine_builder
         from tanbr.serve.build import build
         from tanbr.serve.web.metrics import Metrics
 
-        metrics = Metrics()
+        metrics, backend = Metrics(), None
+        if settings.serve.engine is not None or settings.serve.engine_urls:
+            from tanbr.engines import engine_builder  # a client for HTTP takes long to import
+
+            backend = engine_builder(settings.serve)
         with phases() as report:
             service = build(
                 **origin.model_dump(exclude={"token_file", "admin_token_file"}),
@@ -120,7 +121,7 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens")
                 router=settings.router,
                 monitor=settings.monitor,
                 observer=metrics,
-                backend=engine_builder(settings.serve),
+                backend=backend,
                 report=report,
             )
         gc.freeze()

@@ -8,7 +8,6 @@ from typer import Option
 
 from tanbr.cli import options
 from tanbr.cli.display import bar, console, fitted, progress
-from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.lab import settings as configuration
 from tanbr.lab.tasks import traffic as traffics
@@ -34,7 +33,6 @@ Answers = Annotated[AnswersBy, Option(help="A head's best label, plain or weighe
 @app.command(
     epilog=options.examples("tanbr demo", "tanbr demo --traffic switching --slots 400 --seed 3 --out out/switching")
 )
-@keeps("a demo keeps nothing until its end; run it again")
 def demo(
     model: Annotated[Literal["bert", "t5"], Option(help="Embedded model: bert classifies, t5 writes.")] = "bert",
     out: Annotated[Path, Option(help="Folder for report.html and demo.json.")] = Path("out/demo"),
@@ -94,7 +92,6 @@ def _said(outcome: "Outcome") -> str:
         "tanbr simulate --methods mymodule:Router,tanbr,proportional",
     )
 )
-@keeps("runs that had ended are in {out}/runs; the same command goes on with the others")
 @options.options_of(StartConfig, "over", "experts blend_only")
 def simulate(
     *,
@@ -190,7 +187,6 @@ def simulate(
         "tanbr survey glue-moe/ --data glue/ --grams regression && tanbr serve glue-moe/ --method regression",
     )
 )
-@keeps("what was measured is kept beside {out}; the same command goes on")
 @options.options_of(StartConfig, "over", "experts blend_only")
 def survey(
     *,

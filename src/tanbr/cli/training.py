@@ -12,7 +12,6 @@ from typer import Option
 from tanbr.cli.display import console, fitted, phases
 from tanbr.cli.options import Checkpoint, ConfigFile, Data, Given, Tagged, command_line, examples, options_of
 from tanbr.cli.simulating import say_survey
-from tanbr.cli.stopping import keeps
 from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
 from tanbr.lab import rivals
@@ -34,7 +33,6 @@ _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longe
         "tanbr pretrain --preset minilm --from minilm/ --data glue/ --routing none --out out/dense    # no experts",
     )
 )
-@keeps("the newest states are in {out}; the same command goes on from them")
 @options_of(PretrainConfig, "given", "mergeable adapters precision device")
 def pretrain(
     *,
@@ -118,7 +116,6 @@ def pretrain(
         "tanbr finetune out/flan-t5/model --data glue/ --router tanbr,nucb,random,average,switch --out out/finetune",
     )
 )
-@keeps("the newest states are in {out}; the same command goes on from them")
 @options_of(FinetuneConfig, "given", "steps seed device")
 def finetune(
     *,

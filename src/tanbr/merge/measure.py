@@ -124,12 +124,6 @@ def grams(model: Any, layers: Mapping[str, nn.Linear], inputs: Sequence[Inputs])
     return {name: total / tokens[name] for name, total in sums.items()}
 
 
-def pair(gram: Tensor, layer: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Give what is kept of a layer and an expert: (G, G Wᵀ)."""
-    left = shrunk(gram)
-    return left.float(), (left @ layer.weight.detach().to(left).T).float()
-
-
 def measure(
     moe: Moe,
     inputs: Sequence[Sequence[Inputs]],
@@ -146,7 +140,9 @@ def measure(
         for number, (model, own) in enumerate(experts_alone(moe, inputs)):
             here = linears(moe, model)
             found = grams(model, {name: here[name] for name in averages}, own)
-            yield from (pair(found[name], here[name]) for name in averages)
+            for name in averages:
+                left = shrunk(found[name])
+                yield left.float(), (left @ here[name].weight.detach().to(left).T).float()  # (G, G Wᵀ)
             report(number + 1)
 
     return write_gram_matrices(

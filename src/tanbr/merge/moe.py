@@ -18,7 +18,7 @@ from tanbr.merge.export import export
 from tanbr.merge.methods import choose
 from tanbr.merge.skeleton import DensePlan, locate, skeleton
 from tanbr.merge.sources import BlendOnly, ExpertSource, MoeCheckpoint, MoeOverAncestor, OverBase
-from tanbr.merge.sources.expert_list import ExpertList, is_list, read_list
+from tanbr.merge.sources.expert_list import is_list, list_of, read_list
 from tanbr.merge.sources.peft_folder import is_adapter, read_adapter
 from tanbr.moe.checkpoint import Checkpoint, TensorFile
 from tanbr.moe.device import device_of
@@ -149,34 +149,27 @@ def _source(
     if is_list(path):
         if experts:
             raise InputError(f"{path} lists its experts; add {experts[0]} to it instead of naming it beside")
-        return _listed(read_list(path), blend_only, base)
-    if experts:
-        return _over_base(path, experts, blend_only or "all", with_base=bool(base))
-    checkpoint = Checkpoint(_local(path))
-    if base is True:
-        raise InputError(f"{path} is an MoE checkpoint: name the folder of the dense model that it was made from")
-    return MoeOverAncestor(checkpoint, Checkpoint(base)) if base else MoeCheckpoint(checkpoint)
-
-
-def _listed(listed: ExpertList, blend_only: BlendOnly | None, base: bool | str | Path | None) -> ExpertSource:
+        listed = read_list(path)
+    elif experts:
+        listed = list_of(path, experts)
+    else:
+        checkpoint = Checkpoint(_local(path))
+        if base is True:
+            raise InputError(f"{path} is an MoE checkpoint: name the folder of the dense model that it was made from")
+        return MoeOverAncestor(checkpoint, Checkpoint(base)) if base else MoeCheckpoint(checkpoint)
     with_base = listed.with_base if base is None else bool(base)
-    folders, labels = [one.path for one in listed.trained], [one.labels for one in listed.trained]
-    source = _over_base(listed.base, folders, blend_only or listed.blend_only, labels=labels, with_base=with_base)
+    folders = [_local(one.path) for one in listed.trained]
+    read = [read_adapter(one) if is_adapter(one) else Checkpoint(one) for one in folders]
+    source = OverBase(
+        Checkpoint(_local(listed.base)),
+        read,
+        blend_only=blend_only or listed.blend_only,
+        labels=[one.labels for one in listed.trained],
+        with_base=with_base,
+    )
     source.expert_tasks, source.method = listed.tasks, listed.method
     source.weights = listed.weights(with_base=with_base)
     return source
-
-
-def _over_base(
-    base: str | Path,
-    experts: Sequence[str | Path],
-    blend_only: BlendOnly,
-    *,
-    labels: Sequence[Sequence[str]] = (),
-    with_base: bool,
-) -> OverBase:
-    read = [read_adapter(one) if is_adapter(one) else Checkpoint(one) for one in map(_local, experts)]
-    return OverBase(Checkpoint(_local(base)), read, blend_only=blend_only, labels=labels, with_base=with_base)
 
 
 def _local(path: str | Path) -> Path:

@@ -32,7 +32,7 @@ class DensePlan:
         self.source = source
         self.pieces, self.blended = source.pieces, source.blended  # all, and what changes with the blend
         with understood(source.checkpoint):
-            self.shapes, self._width = source.family.shapes(self.pieces)
+            self.shapes, self._width = shapes_of(self.pieces)
 
     def targets(self, *, changing: bool = False) -> dict[str, list[Piece]]:
         """List the dense tensors, or those that change with the blend, with the pieces that fill them."""
@@ -69,6 +69,23 @@ class DensePlan:
         if not (isinstance(named, list) and len(named) == 1 and str(named[0]).startswith(before)):
             raise CheckpointError(f"config.json must name one {before}… class in architectures (got {named})")
         return after + str(named[0]).removeprefix(before)
+
+
+def shapes_of(pieces: Iterable[Piece]) -> tuple[dict[str, tuple[int, ...]], int]:
+    """Work out the shape of every dense tensor, and the number of hidden units that all FFNs are padded to."""
+    shapes: dict[str, list[int]] = {}
+    padded: dict[str, int] = {}
+    for piece in pieces:
+        shape = shapes.setdefault(piece.target, list(piece.shape))
+        if piece.shape:
+            shape[piece.axis] = max(shape[piece.axis], piece.start + piece.shape[piece.axis])
+        # gate and up in one tensor count each unit twice, and so are not padded (they never need it)
+        if piece.unit_axis is not None and "gate_up" not in piece.target:
+            padded[piece.target] = piece.unit_axis
+    width = max((shapes[target][axis] for target, axis in padded.items()), default=0)
+    for target, axis in padded.items():
+        shapes[target][axis] = width
+    return {target: tuple(shape) for target, shape in shapes.items()}, width
 
 
 def skeleton(plan: DensePlan, *, device: str = "cpu") -> Any:

@@ -38,6 +38,7 @@ class Piece:
     scale: float = 1.0
     axis: int = 0  # the region starts at `start` along this axis of the dense tensor
     start: int = 0
+    unit_axis: int | None = None  # the axis that counts hidden units of an FFN; None where none does
 
     @property
     def region(self) -> tuple[slice, ...]:
@@ -47,32 +48,12 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One kind of tensor of a site's experts, the same for all K."""
-
-    role: Role
-    shape: tuple[int, ...]  # of one expert's
-    blocks: tuple[Block, ...]  # (K,)
-    target: str
-    unit_axis: int | None  # the axis that counts hidden units; None where none does
-
-
-@dataclass(frozen=True)
 class Site:
-    """One FFN with K experts."""
+    """One FFN with K experts; or a layer of experts over a base, of which no parts are told."""
 
     name: str
-    parts: tuple[Part, ...]
-    fold: "Fold"  # into the parts that the output is linear in
-
-    @property
-    def experts(self) -> int:
-        """K."""
-        return len(self.parts[0].blocks)
-
-    def part(self, role: Role) -> Part | None:
-        """Find the part of a role, None where the family has none."""
-        return next((part for part in self.parts if part.role == role), None)
+    parts: Mapping[Role, Piece] = field(default_factory=dict)
+    fold: "Fold" = field(default_factory=lambda: Fold(1.0, "none"))  # into the parts that the output is linear in
 
 
 @dataclass(frozen=True)
@@ -143,13 +124,6 @@ UNIT_AXES: dict[Role, int | None] = {
     "gate": 0, "up": 0, "down": 1, "gate_bias": 0, "up_bias": 0, "down_bias": None, "router": None, "router_bias": None,
 }  # fmt: skip
 
-DECODER_TWIN: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 40, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
-    "num_experts_per_tok": 2, "layer_types": None, "mlp_only_layers": [], "rope_parameters": None,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Family:
@@ -158,8 +132,8 @@ class Family:
     model_type: str
     dense: str  # model_type of the dense model
     prefix: tuple[str, str]  # how the class's name changes: ("Mixtral", "Mistral")
-    count: str  # the configuration's key for K
     experts: tuple[ExpertPattern, ...]
+    count: str = "num_experts"  # the configuration's key for K
     shared: Mapping[Role, str] = field(default_factory=dict)  # an always-active expert, which sits beside the blend
     drop: tuple[str, ...] = ()  # patterns of tensors that the dense model has no use for
     rename: tuple[tuple[str, str], ...] = ()  # (pattern, replacement) for all other tensors
@@ -167,7 +141,6 @@ class Family:
     width: tuple[str, ...] = ("intermediate_size",)  # the dense configuration's keys for the number of hidden units
     unit_axes: Mapping[Role, int | None] = field(default_factory=lambda: UNIT_AXES)
     fold: Callable[[Checkpoint, Settings, str], Fold] | None = None  # the factor on a site's output
-    twin: Mapping[str, Any] = field(default_factory=lambda: DECODER_TWIN)  # changes that make a configuration tiny
 
     def sites(self, checkpoint: Checkpoint, settings: Settings) -> list[Site]:
         """List the sites of a checkpoint, in order; a missing or unequal expert is a CheckpointError."""
@@ -185,12 +158,12 @@ class Family:
             raise CheckpointError(f"{checkpoint.path} holds no experts of the {self.model_type} family")
         sites = []
         for name in sorted(found, key=_natural):
-            parts = [self._part(name, *kind, cuts, K) for kind, cuts in found[name].items()]
             fold = self.fold(checkpoint, settings, name) if self.fold else Fold(1.0, "none")
-            sites.append(Site(name, tuple(sorted(parts, key=lambda part: part.target)), fold))
+            parts = {kind[0]: self._part(name, *kind, cuts, K, fold) for kind, cuts in found[name].items()}
+            sites.append(Site(name, dict(sorted(parts.items(), key=lambda part: part[1].target)), fold))
         return sites
 
-    def _part(self, site: str, role: Role, target: str, cuts: Mapping[int, Cut], K: int) -> Part:
+    def _part(self, site: str, role: Role, target: str, cuts: Mapping[int, Cut], K: int, fold: Fold) -> Piece:
         wrong = min(set(range(K)) ^ set(cuts), default=None)
         if wrong is not None:
             state = "missing" if wrong < K else "one too many"
@@ -200,56 +173,33 @@ class Family:
             raise CheckpointError(f"the experts of {site} differ in shape ({role}: {sorted(shapes)}): none can merge")
         if len(dtypes) > 1 or not dtypes <= MERGEABLE:
             raise CheckpointError(f"{site}: {role} must be of one 16- or 32-bit type (got {dtypes}); convert it first")
-        blocks = tuple(cuts[k].block for k in range(K))
-        return Part(role, shapes.pop(), blocks, target.format(site=site), self.unit_axes[role])
+        blocks, scale = tuple(cuts[k].block for k in range(K)), fold.scale if role in OUTPUT_ROLES else 1.0
+        return Piece(target.format(site=site), shapes.pop(), blocks, scale=scale, unit_axis=self.unit_axes[role])
 
     def plan(self, checkpoint: Checkpoint, settings: Settings, sites: list[Site]) -> list[Piece]:
         """List every piece of the dense model, for a blend of all experts."""
-        pieces = [
-            Piece(part.target, part.shape, part.blocks, scale=site.fold.scale if part.role in OUTPUT_ROLES else 1.0)
-            for site in sites
-            for part in site.parts
-        ]
+        pieces = [part for site in sites for part in site.parts.values()]
         taken = {tensor for piece in pieces for tensor, _ in piece.blocks}
         named = {site.name: site for site in sites}
-        for spec in _used(checkpoint, settings):
-            if spec.name not in taken:
-                pieces += self._other(spec, named)
-        return pieces
+        others = (self._other(spec, named) for spec in _used(checkpoint, settings) if spec.name not in taken)
+        return pieces + [piece for piece in others if piece is not None]
 
-    def _other(self, spec: TensorSpec, sites: dict[str, Site]) -> list[Piece]:
+    def _other(self, spec: TensorSpec, sites: dict[str, Site]) -> Piece | None:
+        """Place a tensor that is no expert's: beside the blend, dropped, or under its dense name."""
         for role, pattern in self.shared.items():
             found = re.fullmatch(as_regex(pattern), spec.name)
-            part = sites[found["site"]].part(role) if found else None
+            part = sites[found["site"]].parts.get(role) if found else None
             if part is not None and part.unit_axis is not None:
                 start = part.shape[part.unit_axis]
-                return [Piece(part.target, spec.shape, ((spec.name, 0),), (1.0,), axis=part.unit_axis, start=start)]
+                return Piece(part.target, spec.shape, ((spec.name, 0),), (1.0,), axis=part.unit_axis, start=start)
         if any(re.search(pattern, spec.name) for pattern in self.drop):
-            return []
+            return None
         name = spec.name
         for pattern, replacement in self.rename:
             name = re.sub(pattern, replacement, name)
-        return [Piece(name, spec.shape, ((spec.name, 0),), (1.0,))]
-
-    def shapes(self, pieces: list[Piece]) -> tuple[dict[str, tuple[int, ...]], int]:
-        """Work out the shape of every dense tensor, and the number of hidden units that all FFNs are padded to."""
         axes = {target: self.unit_axes[role] for pattern in self.experts for role, target in pattern.targets.items()}
-        patterns = [(re.compile(as_regex(target)), axis) for target, axis in axes.items()]
-        shapes: dict[str, list[int]] = {}
-        padded: dict[str, int] = {}
-        for piece in pieces:
-            shape = shapes.setdefault(piece.target, list(piece.shape))
-            if piece.shape:
-                shape[piece.axis] = max(shape[piece.axis], piece.start + piece.shape[piece.axis])
-            axis = next((axis for regex, axis in patterns if axis is not None and regex.fullmatch(piece.target)), None)
-            if axis is not None:
-                padded[piece.target] = axis
-        # gate and up in one tensor count each unit twice, and so are not padded (they never need it)
-        single = {target: axis for target, axis in padded.items() if "gate_up" not in target}
-        width = max((shapes[target][axis] for target, axis in single.items()), default=0)
-        for target, axis in single.items():
-            shapes[target][axis] = width
-        return {target: tuple(shape) for target, shape in shapes.items()}, width
+        axis = next((axis for target, axis in axes.items() if re.fullmatch(as_regex(target), name)), None)
+        return Piece(name, spec.shape, ((spec.name, 0),), (1.0,), unit_axis=axis)  # an FFN without experts has units
 
 
 def _used(checkpoint: Checkpoint, settings: Settings) -> list[TensorSpec]:

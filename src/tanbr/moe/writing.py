@@ -1,4 +1,4 @@
-"""Writing a checkpoint: a new folder that appears whole or not at all, tensors streamed into safetensors files."""
+"""Writing a checkpoint: a new folder that appears whole or not at all, tensors streamed into a safetensors file."""
 
 import errno
 import fcntl
@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from tanbr.errors import OutputError
-from tanbr.moe.checkpoint import DTYPE_NAMES, INDEX, SINGLE, TensorSpec
+from tanbr.moe.checkpoint import DTYPE_NAMES, SINGLE, TensorSpec
 
 Progress: TypeAlias = Callable[[int, int], None]  # (tensors done, tensors in all)
 
-SHARD_BYTES = 5_000_000_000
 UNFINISHED = ".unfinished"  # how a folder ends that is being written
 COMPANIONS = (  # a tokenizer, and whatever else belongs to a checkpoint but is no weight
     "*token*.json", "*.model", "vocab.txt", "vocab.json", "merges.txt", "chat_template.jinja",
@@ -92,26 +91,8 @@ def remove_if_abandoned(folder: Path) -> None:
 
 
 def write_tensors(folder: Path, tensors: Sequence[TensorSpec], chunks: Iterable[Tensor]) -> None:
-    """Write tensors whose values come as consecutive chunks, in the order of `tensors`; in shards if they are many."""
-    shards: list[list[TensorSpec]] = [[]]
-    size = 0
-    for tensor in tensors:
-        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
-            shards.append([])
-            size = 0
-        shards[-1].append(tensor)
-        size += tensor.nbytes
-    flow = iter(chunks)
-    if len(shards) == 1:
-        write_file(folder / SINGLE, tensors, flow)
-        return
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_file(folder / name, shard, flow)
-        weight_map |= {tensor.name: name for tensor in shard}
-    total = sum(tensor.nbytes for tensor in tensors)
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    """Write a checkpoint's tensors, whose values come as consecutive chunks, in the order of `tensors`."""
+    write_file(folder / SINGLE, tensors, iter(chunks))
 
 
 def write_file(path: Path, tensors: Sequence[TensorSpec], chunks: Iterator[Tensor]) -> None:

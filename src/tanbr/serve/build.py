@@ -86,9 +86,9 @@ def build(
     if config.method is None and make_engine is not Engine:  # replicas elsewhere have no Gram matrices of the check
         config = config.model_copy(update={"method": "average"})
     if not force:
-        verdict, why = glance(moe)
-        if verdict == "do not merge":
-            raise CheckpointError(f"{moe.path} should not be merged: {why}; pass --force to serve it all the same")
+        seen = glance(moe)
+        if seen.verdict == "do not merge":
+            raise CheckpointError(f"{moe.path} should not be merged: {seen.reason}; pass --force to serve all the same")
     about = known_of(moe, history)
     tasks, own, past = about.tasks, about.own, about.past or []
     names = [task.name for task in tasks]

@@ -272,7 +272,7 @@ class CheckView(Shown):
             return ""
         return (
             f"merged, these experts keep {kept:.0%} of what they earn alone: give --memory for more models, serve "
-            "them as they are (--unmerged), or look at them with `tanbr inspect` (`tanbr merge --mode align` may help)"
+            "them as they are (--unmerged), or look at them with `tanbr inspect`"
         )
 
 

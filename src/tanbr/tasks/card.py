@@ -1,6 +1,6 @@
 """What a checkpoint says of itself, in `tanbr.json` beside its weights: its tasks, and which expert learned which.
 
-`pretrain` and `assemble` write it, and `tanbr card` from what a server has learned. Tasks, labels, scales, metrics and
+`pretrain` writes it, and `tanbr card` from what a server has learned. Tasks, labels, scales, metrics and
 the map from tasks to experts are read here and nowhere else.
 """
 

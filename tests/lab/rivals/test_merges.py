@@ -96,7 +96,7 @@ def test_regmean_solves_every_layers_regression(family: Moe) -> None:
     scale: dict[str, Tensor] = {}
     for model, own in experts_alone(family, probes):
         layers = linears(family, model)
-        assert len(layers) == sum("bias" not in part.role for site in family.sites for part in site.parts)
+        assert len(layers) == sum("bias" not in role for site in family.sites for role in site.parts)
         for name, gram in grams(model, layers, [probe.inputs for probe in own]).items():
             away = (merged.get_parameter(f"{name}.weight") - layers[name].weight).double() @ gram
             slope[name] = slope.get(name, 0) + away  # of Σ_k mean ‖W x − W_k x‖² / 2

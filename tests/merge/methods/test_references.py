@@ -99,7 +99,7 @@ def test_ties_as_mergekit_weighs_it(exact, blend, density, normalise) -> None:
 
 
 @pytest.mark.parametrize("method", ["ties:density=1", "task-arithmetic:scale=1"])
-@pytest.mark.parametrize("model_type", ["deepseek_v3", "nllb-moe", "gpt_oss"])
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "switch_transformers", "gpt_oss"])
 def test_folds_regions_and_other_layouts(model_type, method, tmp_path) -> None:
     """A scaled piece beside a shared expert, a fold, transposed experts: one expert alone is that expert."""
     build(model_type).save_pretrained(tmp_path / "moe")

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tanbr
-from merge.sources.tiny_dense import MODELS, build, family, heads
+from merge.sources.tiny_dense import MODELS, build, family, heads, tuned
 from moe.tiny import load_plain, logits
 from tanbr.errors import CheckpointError, InputError
 from tanbr.merge import Moe
@@ -77,13 +77,23 @@ def test_an_expert_in_a_folder_called_base_is_not_taken_for_the_base(bert, tmp_p
 def test_inspect_names_the_expert_that_came_from_elsewhere(bert, tmp_path) -> None:
     base, experts = bert
     moe = tanbr.open(base, experts=experts)
-    assert glance(moe)[0] == inspect(moe).verdict == "merge"
+    assert glance(moe) == inspect(moe)
+    assert inspect(moe).verdict == "merge"
     build("BertForSequenceClassification", seed=9).save_pretrained(tmp_path / "stranger")
     moe = tanbr.open(base, experts=[*experts, tmp_path / "stranger"])
-    verdict, reason = glance(moe)
-    assert verdict == inspect(moe).verdict == "do not merge"
-    assert "stranger" in reason
-    assert not any(str(expert) in reason for expert in experts)
+    seen = inspect(moe)
+    assert seen.verdict == "do not merge"
+    assert "stranger" in seen.reason
+    assert not any(str(expert) in seen.reason for expert in experts)
+
+
+def test_experts_that_differ_in_their_heads_alone_may_be_merged(tmp_path) -> None:
+    model = build("BertForSequenceClassification")
+    model.bert.save_pretrained(tmp_path / "bare")
+    experts = [tuned(model, tmp_path / str(k), seed=k, where=lambda name: "classifier" in name) for k in range(2)]
+    moe = tanbr.open(tmp_path / "bare", experts=experts)
+    assert glance(moe) == inspect(moe)
+    assert inspect(moe).verdict == "merge"
 
 
 def test_an_expert_alone_answers_its_own_labels_as_it_did_before_heads_were_joined(tmp_path) -> None:

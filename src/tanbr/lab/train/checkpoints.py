@@ -3,11 +3,10 @@
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -15,19 +14,17 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from tanbr.errors import CheckpointError, InputError
+from tanbr.errors import CheckpointError
 from tanbr.lab.corpus import Rows
 from tanbr.lab.train.objectives import Objective
-from tanbr.lab.train.upcycle import laid_out, upcycle, write_moe
+from tanbr.lab.train.upcycle import upcycle
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.merge.blend import weighted_sum
 from tanbr.merge.sources import OverBase
-from tanbr.moe.checkpoint import Checkpoint, TensorSpec
-from tanbr.moe.family import Piece
+from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.layer import BY_GATES, route
 from tanbr.moe.text import TextEncoder
-from tanbr.moe.writing import Progress, copy_companions, new_folder, silent
+from tanbr.moe.writing import copy_companions, new_folder
 from tanbr.serve.dense import with_start
 from tanbr.tasks.card import Card, read_card, write_card
 from tanbr.tasks.metrics import LabelSpace
@@ -89,38 +86,6 @@ def write(
     return out
 
 
-Rest: TypeAlias = Literal["refuse", "average"]
-
-
-def assemble(moe: Moe, out: str | Path, *, rest: Rest = "refuse", progress: Progress = silent) -> list[str]:
-    """Write experts over a base as one MoE checkpoint with its card to the folder `out`; names of what averaged."""
-    if not isinstance(moe.source, OverBase):
-        raise InputError(f"{moe.path} is an MoE checkpoint already; name a base and its experts")
-    if moe.source.with_base:
-        raise InputError("an MoE's experts belong to tasks, and the base to none; leave base = true out of the list")
-    specs, pieces = moe.plan.specs, moe.plan.targets()
-    config, tensors = laid_out(moe.config, specs, moe.num_experts)
-    ffns = {laid.source for laid in tensors if laid.experts}
-    averaged = sorted({piece.target for piece in moe.plan.blended} - ffns)
-    if averaged and rest == "refuse":
-        raise CheckpointError(
-            f"the experts differ in {len(averaged)} tensors that are no FFN's ({averaged[0]} for one), of which an MoE "
-            "checkpoint has one each: --blend-only ffn keeps the base's, --rest average takes the experts' mean"
-        )
-    moe.check(None)
-
-    def read(name: str, k: int | None) -> Tensor:
-        if k is None:
-            return _even(moe, specs[name], pieces[name])
-        piece = pieces[name][0]
-        if piece.weights is None:
-            return moe.source.one(piece, k).view(piece.shape)
-        return moe.checkpoint.tensor(piece.blocks[0][0])  # equal in all
-
-    write_moe(out, config, tensors, read, companions=moe.source.companions, progress=progress, card=card_of(moe))
-    return averaged
-
-
 def card_of(moe: Moe) -> Card:
     """Make the card of experts over a base; an MoE checkpoint has its own."""
     if not isinstance(moe.source, OverBase):
@@ -128,16 +93,6 @@ def card_of(moe: Moe) -> Card:
     folders = [Path(name).resolve().name for name in moe.source.names[: moe.source.trained]]
     tasks = moe.source.expert_tasks or (tuple(folders) if len(set(folders)) == len(folders) else ())
     return read_card(moe.path).of_experts(tasks, moe.source.expert_labels)
-
-
-def _even(moe: Moe, spec: TensorSpec, pieces: Sequence[Piece]) -> Tensor:
-    out = torch.empty(spec.shape, dtype=spec.dtype)
-    for piece in pieces:
-        if piece.weights is None:
-            moe.source.average(out[piece.region], piece, [1 / moe.num_experts] * moe.num_experts)
-        else:
-            weighted_sum(out[piece.region], moe.checkpoint, piece.blocks, piece.weights)
-    return out
 
 
 Figures: TypeAlias = dict[str, float]  # task name → its metric

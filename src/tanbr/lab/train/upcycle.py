@@ -14,9 +14,7 @@ from tanbr.errors import CheckpointError, InputError
 from tanbr.moe.checkpoint import Checkpoint, TensorSpec
 from tanbr.moe.families import carried_over, read_settings
 from tanbr.moe.families.bert import BERT
-from tanbr.moe.families.mixtral import MIXTRAL
-from tanbr.moe.families.olmo import FLEX_OLMO
-from tanbr.moe.families.qwen import QWEN3
+from tanbr.moe.families.decoders import FLEX_OLMO, MIXTRAL, QWEN3
 from tanbr.moe.families.t5 import T5
 from tanbr.moe.family import ExpertPattern, Family, Settings, as_regex
 from tanbr.moe.writing import Progress, copy_companions, new_folder, silent, write_json, write_tensors

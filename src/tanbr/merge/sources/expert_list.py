@@ -5,6 +5,7 @@ experts = ["sst2/", "mnli/"]      # or [[experts]] tables, as `ListedExpert` say
 """
 
 import reprlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -58,6 +59,11 @@ class ExpertList(Section):
 def is_list(path: str | Path) -> bool:
     """Whether a path names a list of experts, rather than a folder or an id of the hub."""
     return str(path).endswith(".toml") and not Path(path).is_dir()
+
+
+def list_of(base: str | Path, experts: Sequence[str | Path]) -> ExpertList:
+    """List experts of which nothing is said but where they are."""
+    return ExpertList.model_construct(base=str(base), experts=tuple(ListedExpert(path=str(one)) for one in experts))
 
 
 def read_list(path: str | Path) -> ExpertList:

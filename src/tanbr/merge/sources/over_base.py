@@ -28,7 +28,7 @@ from tanbr.merge.sources.peft_folder import Adapter, LowRank
 from tanbr.merge.sources.source import BASE, ExpertSource, Joined
 from tanbr.moe.checkpoint import Checkpoint, TensorSpec
 from tanbr.moe.families import read_settings
-from tanbr.moe.family import MERGEABLE, Block, Family, Fold, Part, Piece, Site
+from tanbr.moe.family import MERGEABLE, Block, Family, Piece, Site
 
 BlendOnly: TypeAlias = Literal["all", "ffn"]
 
@@ -294,10 +294,6 @@ def _check_fits(adapter: Adapter, base: Checkpoint) -> None:
                 f"adapter {adapter.path} was made for another base: it changes {target} {added.shape}, of which "
                 f"{base.path} {has}; name the base that it was trained on ({adapter.base or 'not said'})"
             )
-        if spec.dtype not in MERGEABLE:
-            raise CheckpointError(f"{target} of {base.path} is {spec.dtype}, to which no adapter can be added")
-        if target in adapter.whole:
-            raise CheckpointError(f"{adapter.path} holds {target} in full and in factors; fetch the adapter again")
     odd = next((name for name in adapter.whole if name not in base.specs), None)
     if odd is not None:
         raise CheckpointError(
@@ -307,14 +303,10 @@ def _check_fits(adapter: Adapter, base: Checkpoint) -> None:
 
 
 def sites_of(blended: Sequence[Piece]) -> list[Site]:
-    """Group what is blended by layers; what lies outside any, by modules."""
-    groups: dict[str, list[Part]] = {}
-    for piece in blended:
-        layer = re.match(r".+?\.\d+(?=\.)", piece.target)
-        name = layer[0] if layer else piece.target.rpartition(".")[0] or piece.target
-        role: Literal["up", "up_bias"] = "up" if len(piece.shape) > 1 else "up_bias"
-        groups.setdefault(name, []).append(Part(role, piece.shape, piece.blocks, piece.target, None))
-    return [Site(name, tuple(parts), Fold(1.0, "none")) for name, parts in groups.items()]
+    """List the layers in which anything is blended; for what lies outside any, the modules."""
+    layers = ((re.match(r".+?\.\d+(?=\.)", piece.target), piece.target) for piece in blended)
+    names = (layer[0] if layer else target.rpartition(".")[0] or target for layer, target in layers)
+    return [Site(name) for name in dict.fromkeys(names)]
 
 
 def _ancestors(base: Checkpoint, first: Checkpoint) -> dict[str, Block]:

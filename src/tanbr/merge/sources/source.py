@@ -130,7 +130,7 @@ class MoeCheckpoint(ExpertSource):
         with understood(checkpoint):
             self.sites = self.family.sites(checkpoint, self.config)
             self.pieces = self.family.plan(checkpoint, self.config, self.sites)
-        self.count = self.sites[0].experts
+        self.count = self.config[self.family.count]
         self.names = [str(k) for k in range(self.count)]
         self.companions = (checkpoint.path,)
 
@@ -174,9 +174,6 @@ class MoeOverAncestor(MoeCheckpoint):
             piece if piece.weights else replace(piece, blocks=(*piece.blocks, added[piece.target]))
             for piece in self.pieces
         ]
-        for at, site in enumerate(self.sites):
-            parts = tuple(replace(part, blocks=(*part.blocks, added[part.target])) for part in site.parts)
-            self.sites[at] = replace(site, parts=parts)
         del self.blended  # it was worked out without the ancestor
         self.count += 1
         self.names += ["base"]

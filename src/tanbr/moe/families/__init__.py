@@ -3,51 +3,28 @@
 import difflib
 from typing import Any
 
-import transformers
 from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 
 from tanbr.errors import CheckpointError
 from tanbr.moe.families.bert import BERT, BertMoeForSequenceClassification
-from tanbr.moe.families.deepseek import DEEPSEEK, GLM4
-from tanbr.moe.families.ernie import ERNIE
-from tanbr.moe.families.gpt_oss import GPT_OSS
-from tanbr.moe.families.granite import GRANITE
-from tanbr.moe.families.mixtral import MIXTRAL
-from tanbr.moe.families.nllb import NLLB
-from tanbr.moe.families.olmo import FLEX_OLMO, OLMOE
-from tanbr.moe.families.qwen import QWEN2, QWEN3
+from tanbr.moe.families.decoders import DECODERS
 from tanbr.moe.families.switch import SWITCH
 from tanbr.moe.families.t5 import T5, T5MoeForConditionalGeneration
 from tanbr.moe.family import Family, Settings
 
 disable_progress_bar()  # our own commands show what takes long
 
-_ALL = (BERT, T5, SWITCH, NLLB, MIXTRAL, QWEN2, QWEN3, OLMOE, FLEX_OLMO, GRANITE, DEEPSEEK, GLM4, ERNIE, GPT_OSS)
-FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (BERT, T5, SWITCH, *DECODERS)}
 
 CLASSES: dict[str, Any] = {  # models that transformers does not have
     model.__name__: model for model in (BertMoeForSequenceClassification, T5MoeForConditionalGeneration)
 }
 
-_LLAMA4 = "its router scales what goes into an expert, before the non-linearity, so that no dense model holds a merge"
-REFUSED = {
-    "llama4": _LLAMA4,
-    "llama4_text": _LLAMA4,
-    "phimoe": "its router needs two experts (sparsemixer), so that no dense model holds a merge",
-}
-
-
-def model_class(name: str) -> Any:
-    """Find the class of a model by its name."""
-    return CLASSES.get(name) or getattr(transformers, name)
-
 
 def family_of(config: dict[str, Any]) -> Family:
     """Find the family of a checkpoint by its configuration's model_type."""
     model_type = config["model_type"]
-    if model_type in REFUSED:
-        raise CheckpointError(f"{model_type} models cannot be merged: {REFUSED[model_type]}")
     if "quantization_config" in config:
         raise CheckpointError(f"a {model_type} checkpoint is quantised; dequantise it with transformers and save it")
     if model_type in FAMILIES:

@@ -60,14 +60,9 @@ BERT = Family(
     model_type="bert_moe",
     dense="bert",
     prefix=("BertMoe", "Bert"),
-    count="num_experts",
     experts=in_place({
         "{site}.intermediate.dense.weight": "up", "{site}.intermediate.dense.bias": "up_bias",
         "{site}.output.dense.weight": "down", "{site}.output.dense.bias": "down_bias",
     }),
     drop=(r"\.gate\.weight$",),
-    twin={
-        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "max_position_embeddings": 64,
-    },
 )  # fmt: skip

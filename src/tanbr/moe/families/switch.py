@@ -5,8 +5,7 @@ are computed by the dense model.
 """
 
 from tanbr.moe.checkpoint import Checkpoint
-from tanbr.moe.families.gated import mean_mass
-from tanbr.moe.families.t5 import T5_TWIN
+from tanbr.moe.families.folds import mean_mass
 from tanbr.moe.family import ExpertPattern, Family, Fold, Settings
 
 
@@ -22,7 +21,6 @@ SWITCH = Family(
     model_type="switch_transformers",
     dense="t5",
     prefix=("SwitchTransformers", "T5"),
-    count="num_experts",
     experts=(
         ExpertPattern("{site}.mlp.experts.expert_{k}.wi.weight", {"up": "{site}.DenseReluDense.wi.weight"}),
         ExpertPattern("{site}.mlp.experts.expert_{k}.wo.weight", {"down": "{site}.DenseReluDense.wo.weight"}),
@@ -32,5 +30,4 @@ SWITCH = Family(
     settings=lambda source: {"feed_forward_proj": source["dense_act_fn"]},
     width=("d_ff",),
     fold=_probability,
-    twin=T5_TWIN | {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
 )

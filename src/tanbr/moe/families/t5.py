@@ -53,21 +53,14 @@ class T5MoeForConditionalGeneration(T5ForConditionalGeneration):
 AutoConfig.register("t5_moe", T5MoeConfig)
 AutoModelForSeq2SeqLM.register(T5MoeConfig, T5MoeForConditionalGeneration)
 
-T5_TWIN = {
-    "vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2,
-    "decoder_start_token_id": 0,
-}  # fmt: skip
-
 T5 = Family(
     model_type="t5_moe",
     dense="t5",
     prefix=("T5Moe", "T5"),
-    count="num_experts",
     experts=in_place({
         "{site}.DenseReluDense.wi.weight": "up", "{site}.DenseReluDense.wi_0.weight": "gate",
         "{site}.DenseReluDense.wi_1.weight": "up", "{site}.DenseReluDense.wo.weight": "down",
     }),
     drop=(r"\.gate\.weight$",),
     width=("d_ff",),
-    twin=T5_TWIN,
 )  # fmt: skip
