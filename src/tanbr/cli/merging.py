@@ -68,7 +68,7 @@ def export(
     model: Annotated[int, Option(min=1, help="Which of several models that are served side by side.")] = 1,
     as_adapter: Annotated[bool, Option("--as-adapter", help="With adapters: write their blend as one.")] = False,
 ) -> None:
-    """Write the model that a server serves now, or served last, with a certificate; the server goes on."""
+    """Write the model that a server serves now, or served last, with certificate and model card; the server goes on."""
     from tanbr.serve.export import served
 
     one = served(read(StartConfig, start, source="options").state, number=model)
@@ -118,7 +118,7 @@ def _write(moe: "Moe", blend: list[float], out: Path, about: "About", *, as_adap
         made = moe.plan.config().architectures[0]
     active = sum(weight > 0 for weight in blend)
     console.print(f"{out}: {made}, merged from {active} of {moe.num_experts} experts at {len(moe.sites)} sites")
-    console.print(f"certificate: {out / 'certificate.json'}")
+    console.print(f"certificate: {out / 'certificate.json'}; model card: {out / 'README.md'}")
 
 
 @app.command(

@@ -1,14 +1,15 @@
-"""Export: a stock dense checkpoint that plain transformers loads, and a certificate of what was done.
+"""Export: a stock dense checkpoint that plain transformers loads, a model card, and a certificate of what was done.
 
-The certificate names the experts with their weights, which files were read, and which factors were folded into weights.
+The certificate says where the checkpoint came from, which files were read, and which factors were folded into weights.
 """
 
 import importlib.metadata
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -44,7 +45,7 @@ def export(
         progress(len(tensors), len(tensors))
         for companions in moe.source.companions:
             copy_companions(companions, folder)
-        certify_to(folder, moe, weights, dense=config.architectures[0], about=about)
+        certify_to(folder, moe, weights, dense=config.architectures[0], title=Path(out).name, about=about)
     return Path(out)
 
 
@@ -57,16 +58,14 @@ class About:
     files: Mapping[str, str] = field(default_factory=dict)  # more files: name → text
 
 
-def certify_to(folder: Path, moe: "Moe", blend: list[float], *, dense: str | None, about: About | None) -> None:
-    """Write the certificate of a dense model, or of an adapter if its class is None; it names no place here."""
+def certify_to(
+    folder: Path, moe: "Moe", blend: list[float], *, dense: str | None, title: str, about: About | None
+) -> None:
+    """Write certificate and model card of a dense model, or of an adapter if its class is None."""
     about, source = about or About(), moe.source
-    names = about.names or source.expert_tasks or [public_name(Path(name)) for name in source.names[: source.trained]]
     certificate = {
-        "about": about.note,
-        "base": public_name(source.checkpoint.path),
-        "experts": [*names, *["base"] * source.with_base][: source.count],
-        "blend": blend,
         "method": str(moe.method),
+        "blend": blend,
         "dense": dense,
         "source": {
             "family": moe.family.model_type,
@@ -78,8 +77,44 @@ def certify_to(folder: Path, moe: "Moe", blend: list[float], *, dense: str | Non
         "versions": {name: importlib.metadata.version(name) for name in ("tanbr", "torch", "transformers")},
     }
     write_json(folder / "certificate.json", certificate)
-    for name, text in about.files.items():
+    for name, text in {"README.md": _model_card(moe, certificate, title, about), **about.files}.items():
         (folder / name).write_text(text, encoding="utf-8")
+
+
+def _model_card(moe: "Moe", certificate: Mapping[str, Any], title: str, about: About) -> str:
+    """Say what was merged, as the hub's model cards do; no place on this machine is named."""
+    source, dense = moe.source, certificate["dense"]
+    base = json.dumps(public_name(source.checkpoint.path), ensure_ascii=False)  # as YAML has it, too
+    names = about.names or source.expert_tasks or [public_name(Path(name)) for name in source.names[: source.trained]]
+    names = [*names, *["base"] * source.with_base][: source.count]
+    weights = sorted(zip(certificate["blend"], names, strict=True), key=lambda pair: -pair[0])
+    rows = "\n".join(f"| {' '.join(name.split()).replace('|', '/')} | {x:.4f} |" for x, name in weights if x)
+    library, kind = ("transformers", "merge") if dense else ("peft", "adapter")
+    load = f"from transformers import {dense}\n\nmodel = {dense}.from_pretrained(" if dense else (
+        "from peft import PeftModel\n\nmodel = PeftModel.from_pretrained(base, "
+    )  # fmt: skip
+    return f"""---
+library_name: {library}
+base_model: {base}
+base_model_relation: {kind}
+tags: [merge, tanbr]
+---
+
+# {title}
+
+{" ".join([f"{dense or 'One LoRA adapter'}, merged by tanbr from {moe.num_experts} experts.", about.note]).strip()}
+
+| expert | weight |
+|---|---:|
+{rows}
+
+- **Method:** `{certificate["method"]}`; experts that are not in the table have weight 0.
+- **Certificate:** `certificate.json` has the SHA-256 of every file that was read, and what was folded.
+
+```python
+{load}"{title}")
+```
+"""
 
 
 def public_name(path: Path) -> str:

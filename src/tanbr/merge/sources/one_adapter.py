@@ -51,7 +51,7 @@ def export_adapter(
         specs = [TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
         write_file(folder / WEIGHTS, specs, iter(tensors.values()))
         if certify:
-            certify_to(folder, moe, weights, dense=None, about=about)
+            certify_to(folder, moe, weights, dense=None, title=Path(out).name, about=about)
     return Path(out)
 
 
