@@ -25,7 +25,6 @@ from tanbr.serve.records import Feedback, Phase, Reason, ServiceError
 from tanbr.serve.service import Service
 
 OWN = tuple(range(V))  # of the embedded model, the expert of each task
-SHADOWED = {"shadow": 1.0, "shadow_share": 1.0}
 
 
 @pytest.fixture
@@ -226,7 +225,7 @@ def test_a_bad_state_is_one_sentence(tmp_path: Path, taught: Path) -> None:
 
 
 def test_two_starts_with_other_settings_tell_every_reward_once(run: Run, tmp_path: Path, taught: Path) -> None:
-    first = run(rewards={"settle_slots": 3} | SHADOWED)
+    first = run(rewards={"settle_slots": 3})
     for _ in range(2):
         answer(first, 8)
         first.end_slot()
@@ -234,15 +233,15 @@ def test_two_starts_with_other_settings_tell_every_reward_once(run: Run, tmp_pat
     version, slot = first.state().merge_version, first.state().slot
     assert told(first) == 0
     assert first.stop()
-    again = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0} | SHADOWED, models=1)
+    again = service(tmp_path, taught, router=Ledger(), rewards={"settle_slots": 0}, models=1)
     assert [one.number for one in again.learner.settling] == [slot - 2, slot - 1]
     assert (again.state().merge_version, again.state().slot) == (version, slot)
     again.start()
     again.end_slot()
     counted = told(again)
-    assert counted == pytest.approx(8 + 8 + 15, abs=0.1)  # what clients said, and the un-merged model of what is known
+    assert counted == pytest.approx(8 + 8, abs=0.1)
     assert again.stop()
-    third = run(rewards={"settle_slots": 0} | SHADOWED)
+    third = run(rewards={"settle_slots": 0})
     third.feedback([Feedback(i, reward=1.0, task="sentiment") for i in late])
     third.end_slot()
     assert told(third) == pytest.approx(counted + 8)  # what that slot had earned is not told again

@@ -253,7 +253,7 @@ class LearnerThread:
             self._seen = max([self._seen, *(row.seq for row in given)])
         except Exception as raised:
             error = raised
-        if error is not None:  # the disk, the monitor, a shadow: the slots must turn all the same
+        if error is not None:  # the disk, the monitor: the slots must turn all the same
             self.alarms(f"what was answered cannot be read: {type(error).__name__}: {error}")
         return error is None
 
@@ -281,7 +281,7 @@ class LearnerThread:
             self._commands.get()[1].set_exception(ServiceError(*self.faults or ["the server is stopping"]))
 
     def _run(self) -> None:
-        torch.set_num_threads(1)  # merges, probes and shadows leave the other cores to the requests,
+        torch.set_num_threads(1)  # merges and probes leave the other cores to the requests,
         step_back()  # and this one if need be
         while not self._stopping:
             self._wake.wait(TICK)

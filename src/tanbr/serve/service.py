@@ -53,10 +53,8 @@ from tanbr.serve.records import (
     SlotView,
     VersionView,
 )
-from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import FeedbackRow, Store
 from tanbr.serve.world import Alarms, ServedWorld
-from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import FloatArray, Router, Text, as_blend
 
@@ -169,19 +167,9 @@ class Service(Queue):
             if adoption is not None:
                 adoption.carry_out(store, config.rewards, say=say)
             observer = observer or Observer()
-            if engine.live.backend.embeds and config.rewards.shadow:
-                raise ConfigError("nobody can agree with a vector; set the reward source shadow to 0")
             space = None if engine.writes else label_space(tasks, engine.columns)
             self._scored = space if config.rewards.labels > 0 else None  # where labels count as rewards
-            answers = AnswerLog(
-                store,
-                config=config,
-                encode=engine.encode,
-                shadow=Shadow(moe, experts_of=read_card(moe.path).experts_of(names)) if config.rewards.shadow else None,
-                classes=len(engine.columns) if space is None else space.classes,
-                keep_logits=self._scored is not None,
-                tasks=len(names),
-            )
+            answers = AnswerLog(store, keep_logits=self._scored is not None, tasks=len(names))
             alarm = Alarms(observer)
             world = ServedWorld(engine, store, answers, config=config, space=space, probes=probes, alarm=alarm)
             practises = space is not None and config.practice > 0 and engine.answers_here and backend is None

@@ -41,8 +41,7 @@ CREATE TABLE feedback (
     label REAL                 -- number of the true label, or the true score, if it was given
 );
 CREATE INDEX feedback_of_slot ON feedback (slot, seq);
-CREATE UNIQUE INDEX first_feedback ON feedback (id, source = 'shadow')  -- a client's, and the server's own
-;
+CREATE UNIQUE INDEX first_feedback ON feedback (id);
 CREATE TABLE slots (
     slot INTEGER PRIMARY KEY, decision INTEGER, mix VECTOR TEXT NOT NULL, note TEXT NOT NULL, started REAL NOT NULL,
     ended REAL, estimate VECTOR TEXT, unknown REAL NOT NULL DEFAULT 0, regret REAL,
@@ -291,7 +290,7 @@ class Store(StoreReader):
                     write.execute(statement, {"slot": slot, "place": place, "count": count})
 
     def add_feedback(self, rows: Sequence[FeedbackRow]) -> list[Outcome]:
-        """Take feedback in, one per id and one more by shadowing; it is on disk when this returns."""
+        """Take feedback in, one per id; it is on disk when this returns."""
         outcomes: list[Outcome] = []
         now = time.time()
         with self.transaction() as write:

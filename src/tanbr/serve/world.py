@@ -13,7 +13,7 @@ import numpy as np
 from tanbr.loop.guard import Probes
 from tanbr.loop.learner import Learner
 from tanbr.loop.practice import Logged, decides
-from tanbr.loop.rewards import SHADOW, Given, Tally
+from tanbr.loop.rewards import Given, Tally
 from tanbr.loop.slot import Choice, Reason, Slot, Turn
 from tanbr.monitor.belief import by_mix
 from tanbr.serve.answer_log import AnswerLog
@@ -105,7 +105,6 @@ class ServedWorld:
         """Look up requests to practise on: those whose texts are at hand, and whose right answers are known."""
         if self._space is None:
             return []
-        rows = [row for row in rows if row.source != SHADOW]
         ids, found = [row.id for row in rows], []
         texts, logits, learner = self.texts(ids), self.answers.logits_of(ids), self.view.learner
         blends = {slot.number: slot.blends for slot in (*learner.settling, learner.slot)}
@@ -123,7 +122,7 @@ class ServedWorld:
         return found
 
     def measured(self, slot: int) -> dict[int, Tally]:  # noqa: ARG002
-        """Nothing: what the server gives by itself is feedback as well."""
+        """Nothing: all that counts here comes from clients."""
         return {}
 
     def ended(self, number: int) -> Slot | None:
