@@ -399,31 +399,6 @@ def test_requests_wait_for_a_turn_only_so_long(still: Service) -> None:
     assert learning.room(1, 0) == (64, False)  # a slot may be a quarter too short, to make up for one too long
 
 
-def test_slots_grow_where_requests_come_faster_than_they_turn_and_that_is_said_once(
-    still: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learning, _ = timed(still)
-    held, turn = learning.world.answers.held, LearnerThread.turn
-    came = [300, 100, 0, 16, 8]
-
-    def busy(thread: LearnerThread, *arguments: Any, **named: Any) -> bool:
-        held[thread.learner.slot.number, 0] += came.pop(0)
-        return turn(thread, *arguments, **named)
-
-    monkeypatch.setattr(LearnerThread, "turn", busy)
-    targets = []
-    for _ in range(5):
-        held[learning.learner.slot.number, 0] = learning._target or 0
-        learning.step()
-        targets.append(learning._target)
-    # after a long turn the learner rests a quarter of the time; what came in a short one is of the next slot's length
-    assert targets == [100, 48, 64, 48, 56]
-    assert held[4, 0] == 56
-    said = [one.text for one in still.state().alarms if one.text.startswith("slots grow")]
-    assert len(said) == 1
-    assert "slot 0 held 364 requests instead of 64" in said[0]
-
-
 def test_a_batch_that_was_at_work_during_a_turn_shortens_the_next_slot(still: Service) -> None:
     learning, _ = timed(still)
     ended, held = learning.learner.slot.number, learning.world.answers.held

@@ -38,24 +38,17 @@ MOST_PAUSE = 60.0  # seconds; after a failure the next try waits twice as long a
 class LearnerThread:
     """Turns slots; other threads give it what was answered, and ask it for things with `call`."""
 
-    def __init__(
-        self,
-        world: ServedWorld,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        opened: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, world: ServedWorld, *, opened: Callable[[], None] = lambda: None) -> None:
         """Go on with the world's open slot; `opened` is called when requests need not wait for a turn any more."""
         self.world, self.view, self.alarms = world, world.view, world.alarm
         self._config, self._answers, self._store = world.config, world.answers, world.store
-        self._clock, self._opened = clock, opened
+        self._clock, self._opened = time.monotonic, opened
         self.alarms.slot = self.learner.slot.number
         self._seen = self._store.last_seq()  # feedback that the guard has seen
-        self._last = (-1, 0, 0)  # the slot that ended last, requests after which it did, and those during its turn
+        self._last = (-1, 0)  # the slot that ended last, and requests after which it did
         self._waits = (-1, 0.0)  # the slot that was full last, and until when requests wait for it to turn
-        self._grown = False  # whether the last slot held more than it should
-        self._started = clock()  # of the open slot
-        self._rests = {"read": (0.0, 0.0), "end": (0.0, 0.0)}  # step that failed → seconds it rests, and until when
+        self._started = self._clock()  # of the open slot
+        self._rests: dict[str, tuple[float, float]] = {}  # step → seconds that it rests if it failed, and until when
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._ended = False  # whether nobody will do what is sent from now on; guarded by the lock
@@ -99,11 +92,10 @@ class LearnerThread:
     @property
     def _target(self) -> int | None:
         """Requests after which the open slot ends: fewer by those that the last one held too many, to a point."""
-        wanted, (slot, target, meanwhile) = self._config.slot_requests, self._last
+        wanted, (slot, target) = self._config.slot_requests, self._last
         if wanted is None:
             return None
-        over = min(max(0, self._answers.held_by(slot) - target), wanted // 4)
-        return max(wanted - over, meanwhile // 3)
+        return wanted - min(max(0, self._answers.held_by(slot) - target), wanted // 4)
 
     def room(self, slot: int, at_work: int) -> tuple[float, bool]:
         """How many requests fit into a slot, beside those at work, and whether others wait until it has turned.
@@ -223,6 +215,7 @@ class LearnerThread:
             self._waits = old.slot.number, -math.inf
             self._opened()
             return False
+        self._last = old.slot.number, self._target or 0
         self.view, self.alarms.slot = self.world.view, learner.slot.number
         self._started = self._clock()
         self._opened()
@@ -297,7 +290,7 @@ class LearnerThread:
         self._attempt("read", self.read)
         self._attempt("judge", self._judge)
         if self._due():
-            self._attempt("end", self._end)
+            self._attempt("end", self.turn)
 
     def _obey(self) -> None:
         while not self._commands.empty():
@@ -309,7 +302,7 @@ class LearnerThread:
 
     def _attempt(self, name: str, step: Callable[[], bool | None]) -> bool:
         """Take a step that must not end the thread; what failed, or gave False, is not tried again too soon."""
-        rest, until = self._rests.get(name, (0.0, 0.0))
+        rest, until = self._rests.get(name, (0.0, -math.inf))
         if self._clock() < until:
             return False
         try:
@@ -317,9 +310,8 @@ class LearnerThread:
         except Exception as error:
             self.alarms(f"{name} failed: {type(error).__name__}: {error}")
             done = False
-        if name in self._rests:
-            rest = 0.0 if done else min(MOST_PAUSE, max(TICK, 2 * rest))
-            self._rests[name] = rest, self._clock() + rest
+        rest = 0.0 if done else min(MOST_PAUSE, max(TICK, 2 * rest))
+        self._rests[name] = rest, self._clock() + rest
         return done
 
     def _judge(self) -> None:
@@ -337,23 +329,3 @@ class LearnerThread:
         if not requests:  # nobody came: the slot goes on
             self._started = self._clock()
         return requests > 0
-
-    def _end(self) -> bool:
-        """End the slot; what came since it was full belongs to it, and the next is shorter by as much, to a point.
-
-        If turns take longer than slots, the learner rests a quarter of the time, which is left to the requests.
-        """
-        slot, started = self.learner.slot.number, self._clock()
-        before, target = self._answers.held_by(slot), self._target
-        if not self.turn():
-            return False
-        held, wanted = self._answers.held_by(slot), self._config.slot_requests
-        if wanted is not None and target is not None:
-            self._last = slot, target, held - before
-            grown, self._grown = self._grown, held > wanted + max(self._config.batch, wanted // 4)
-            if self._grown and not grown:
-                self.alarms(
-                    f"slots grow: slot {slot} held {held} requests instead of {wanted}, as they come faster than a "
-                    f"slot is turned ({self._started - started:.1f} s); what comes meanwhile belongs to it"
-                )
-        return True
