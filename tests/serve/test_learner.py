@@ -212,7 +212,6 @@ def test_a_bad_state_is_one_sentence(tmp_path: Path, taught: Path) -> None:
             ("UPDATE meta SET value = '[' WHERE key = 'made_for'", ()),
             ("UPDATE meta SET value = 99 WHERE key = 'version'", ()),
             ("UPDATE meta SET value = '[[3]]' WHERE key = 'epochs'", ()),
-            ("UPDATE meta SET value = 3 WHERE key = 'key'", ()),
             ("DROP TABLE slots", ()),
         ]
     ):

@@ -117,12 +117,9 @@ class Adoption:
             say(line)
         number = next(n for n in range(1, 1 << 30) if not (store.folder / f"before-adopt-{n}").exists())
         say(f"a copy of the state as it was: {back_up(store.folder, store.folder / f'before-adopt-{number}')}")
-        numbers = {"mark": store.last_seq(), "next_slot": store.next_slot, "last_version": store.last_version}
-        pin = read_pin(store)
-        pinned = None if pin is None else pin_text(Pin(self.experts(pin.blend), store.last_version + 1))
-        with store.transaction(
-            made_for=json.dumps(asdict(self.new)), **numbers, guard=None, practice=None, pinned=pinned
-        ) as write:
+        pin, made_for = read_pin(store), json.dumps(asdict(self.new))
+        pinned = pin and pin_text(Pin(self.experts(pin.blend), store.last_version + 1))
+        with store.transaction(made_for=made_for, guard=None, practice=None, pinned=pinned) as write:
             self._rewrite(write)
             rows = [(one.number, shown(one.blend), one.good, shown(one.sums), shown(one.counts)) for one in after]
             write.executemany("INSERT INTO versions VALUES (?, ?, 0, ?, 0, ?, ?)", rows)

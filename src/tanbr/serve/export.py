@@ -86,7 +86,7 @@ def learned_card(state: Path) -> tuple[Card, MadeFor, dict[str, WorthView]]:
     one = served(state)
     made = one.made_for
     with peek(state) as store:
-        found = read_practice(store, experts=len(made.experts), tasks=len(made.tasks))
+        found = read_practice(store)
     if found is None or not found.exercises:
         raise StateError(f"{state} has practised nothing yet; serve on, and send labels, or rewards of 0 and 1")
     if found.exercises < READY and all(of.expert is None for of in found.tasks):

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from tanbr.errors import StateError
 from tanbr.loop.choose import Pin
 from tanbr.loop.guard import Guard
 from tanbr.loop.holdback import WINDOW, Toss
@@ -96,14 +95,9 @@ def _write_versions(write: Connection, versions: Iterable[Version]) -> None:
     )
 
 
-def write_pin(store: Store, pin: Pin | None) -> None:
-    """Keep an operator's wish; it holds over restarts."""
-    store.set_meta("pinned", None if pin is None else pin_text(pin))
-
-
-def pin_text(pin: Pin) -> str:
-    """Write a pin as the store has it."""
-    return json.dumps({"blend": pin.blend.tolist(), "version": pin.version})
+def pin_text(pin: Pin | None) -> str | None:
+    """Write an operator's wish as the store has it; it holds over restarts."""
+    return None if pin is None else json.dumps({"blend": pin.blend.tolist(), "version": pin.version})
 
 
 def read_pin(store: Store) -> Pin | None:
@@ -146,17 +140,10 @@ def read_trust(store: Store) -> Trust:
         return Trust(**json.loads(store.meta("trust") or "{}"))
 
 
-def read_practice(store: StoreReader, *, experts: int, tasks: int) -> PracticeView | None:
+def read_practice(store: StoreReader) -> PracticeView | None:
     """Read what practice had found; None if nothing was."""
     with reading(store.folder):
-        found = FOUND.validate_json(store.meta("practice") or "null")
-        if found is not None:
-            worth = [len(values) for one in found.tasks if one.rows for values in (one.rewards, one.errors)]
-            named = {one.expert for one in found.tasks} - {None}
-            sizes = {*worth, *(len(one.blend) for one in found.tried)} - {experts}
-            if sizes or len(found.tasks) != tasks or not named <= set(range(experts)):
-                raise ValueError("what practice found is of other experts or tasks")
-        return found
+        return FOUND.validate_json(store.meta("practice") or "null")
 
 
 def read_slot(row: dict[str, Any], *, experts: int, tasks: int, decisions: Iterable[Decision] = ()) -> Slot:
@@ -193,7 +180,5 @@ def read_tosses(rows: Sequence[dict[str, Any]]) -> list[Toss]:
 
 def state_file(store: Store, name: str) -> Path:
     """Find the file of a saved state."""
-    file = store.meta(name)
-    if not isinstance(file, str) or Path(file).name != file:
-        raise StateError(f"{store.folder} names no {name} to go on with (got {file!r}); restore it from a copy")
-    return store.folder / file
+    with reading(store.folder):
+        return store.folder / store.meta(name)

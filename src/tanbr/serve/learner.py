@@ -21,7 +21,7 @@ from tanbr.loop.practice import Exercise
 from tanbr.loop.slot import Choice, Reason
 from tanbr.loop.turn import turn
 from tanbr.serve.config import step_back
-from tanbr.serve.journal import save, state_file, write_pin
+from tanbr.serve.journal import pin_text, save, state_file
 from tanbr.serve.panel import Broken, Message
 from tanbr.serve.records import ServiceError
 from tanbr.serve.world import Laps, ServedWorld
@@ -193,7 +193,7 @@ class LearnerThread:
         return known[version]
 
     def _set_pin(self, pin: Pin | None) -> None:
-        write_pin(self._store, pin)
+        self._store.set_meta("pinned", pin_text(pin))
         self._show(replace(self.learner, pin=pin))
 
     def practised(self, done: Exercise, earned: FloatArray) -> None:

@@ -76,7 +76,6 @@ _OVER = (  # slot of the request, and of the feedback, that is one too many, cou
     ("SELECT id FROM requests ORDER BY id DESC LIMIT 1 OFFSET ?", slot_of),
     ("SELECT slot FROM feedback ORDER BY slot DESC LIMIT 1 OFFSET ?", int),
 )
-_DAMAGED = (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # 0: values that are not ours
 _FORGET = tuple(f"DELETE FROM {table} WHERE slot < ?" for table in ("feedback", "models", "slots"))  # noqa: S608
 
 
@@ -164,13 +163,12 @@ class StoreReader:
     @property
     def next_slot(self) -> int:
         """The first number that no slot has had."""
-        return max(self._number("SELECT MAX(slot) + 1 FROM slots"), int(self.meta("next_slot") or 0))
+        return self._number("SELECT MAX(slot) + 1 FROM slots")
 
     @property
     def last_version(self) -> int:
         """The highest number that a merge version has had."""
-        kept = (self._number(f"SELECT MAX(version) FROM {table}") for table in ("models", "versions"))  # noqa: S608
-        return max(*kept, int(self.meta("last_version") or 0))
+        return max(self._number(f"SELECT MAX(version) FROM {table}") for table in ("models", "versions"))  # noqa: S608
 
     def slots(self, *, before: int | None = None, limit: int = -1) -> list[dict[str, Any]]:
         """Read slots with their models, newest first."""
@@ -242,10 +240,8 @@ class Store(StoreReader):
                 super().__init__(folder, opened.enter_context(closing(_connect(path))))
                 self._opened = opened.pop_all()
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:
-            if _damaged(error):
-                advice = "restore the folder from a copy, or give another --state"
-                raise StateError(f"{path} is damaged ({error}); {advice}") from None
-            raise StateError(f"{path} cannot be used ({error}); give a folder that can be written to") from None
+            advice = "restore the folder from a copy, or give another --state"
+            raise StateError(f"{path} cannot be used ({error}); {advice}") from None
 
     def close(self) -> None:
         """Release the file and the folder."""
@@ -262,10 +258,7 @@ class Store(StoreReader):
     @property
     def key(self) -> bytes:
         """The secret that request ids are recognised by."""
-        key = self.meta("key")
-        if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-            raise StateError(f"{self.folder} holds no key for request ids; restore it from a copy")
-        return key
+        return bytes(self.meta("key"))
 
     def begin_epoch(self, slot: int) -> list[Epoch]:
         """Note that a server starts at an open slot; all starts whose request ids are known, this one last."""
@@ -334,19 +327,13 @@ class Store(StoreReader):
                     self._write.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
                 self.check_files()
             except (sqlite3.Error, OSError) as error:
-                advice = "restore it from a copy" if _damaged(error) else "nothing was taken in"
-                raise ServiceError(f"the state cannot be written ({error}); {advice}") from None
+                raise ServiceError(f"the state cannot be written ({error}); nothing was taken in") from None
 
     def check_files(self) -> None:
         """Check that the files are still in the folder: SQLite can write to a deleted file without an error."""
         for path, number in self._files:
             if not path.exists() or path.stat().st_ino != number:
                 raise OSError(f"{path.name} was taken away under the server: restart it")
-
-
-def _damaged(error: Exception) -> bool:
-    """Whether the file holds what no store wrote; otherwise the disk or the folder is in the way."""
-    return not isinstance(error, OSError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -92,7 +92,7 @@ class ServedWorld:
         self._observer, self._space = alarm.observer, space
         self.last_reward, self.rewards, self.texts = store.last_seq, store.feedback, answers.texts_of
         self._last: tuple[SlotRecord | None, dict[str, float]] = None, {}  # last slot told, shares of its sources
-        self._kept = read_practice(store, experts=engine.moe.num_experts, tasks=answers.tasks)
+        self._kept = read_practice(store)
         self._drifting = False
         self._probes = list(probes) if space is not None else []
         names = [] if space is None else [task.name for task in space.tasks]
