@@ -5,8 +5,8 @@ it would be sent to. The other rows teach a monitor, and give Gram matrices. Not
 """
 
 import hashlib
+import itertools
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,15 +48,14 @@ class Check(CheckView):
 
     made_for: str = ""  # digest of weights, rows and limits
     blends: tuple[tuple[float, ...], ...]  # (N, K) that were measured by the method that is taken
-    earned: tuple[tuple[float | None, ...], ...]  # (N, V) None where a task was not asked
-    asked: tuple[tuple[int, ...], ...]  # (N, V) rows
-    seconds: float
+    sums: tuple[tuple[float, ...], ...]  # (N, V) of rewards
+    counts: tuple[tuple[float, ...], ...]  # (N, V) of the rows that were asked
 
     @property
     def known(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """What a router may be told beforehand: blends (N, K), rewards (N, V), NaN where unseen, and counts (N, V)."""
-        earned = [[np.nan if one is None else one for one in row] for row in self.earned]
-        return np.array(self.blends), np.array(earned), np.array(self.asked, dtype=np.float64)
+        sums, counts = np.array(self.sums), np.array(self.counts)
+        return np.array(self.blends), np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0), counts
 
     def save(self, folder: Path) -> None:
         """Keep it with the state."""
@@ -220,7 +219,7 @@ def self_check(
     Number of models and method are tried unless they are set; regression with Gram matrices that are measured first and
     left where `moe.source` keeps them. Raises ConfigError where nothing can be measured.
     """
-    start, models, method = time.monotonic(), config.models, config.method
+    models, method = config.models, config.method
     names = [task.name for task in space.tasks]
     held, rest = divided(rows, names, parameters=sizes(moe)[0] // 4)
     if not own:
@@ -234,13 +233,11 @@ def self_check(
     counts = counts if models is None else counts[-1:]
     ready = [method] if method else ["average", *(["regression"] if _measured(moe, rest, space, own, report) else [])]
     checking = _Checking(moe, held, space, own, taught.snapshot(), config.precision)
-    V = len(names)
-    steps, done = V * (V + 1) // 2 + len(ready) * len(counts) + V, 0
+    V, done = len(names), itertools.count(1)
+    steps = V * (V + 1) // 2 + len(ready) * len(counts) + V
 
     def step() -> None:
-        nonlocal done
-        done += 1
-        report("self-check", done, steps)
+        report("self-check", next(done), steps)
 
     alone = np.empty(len(held))
     for v in range(V):
@@ -268,14 +265,17 @@ def self_check(
         ways=tuple(ways),
     )
     blends, rewards = zip(*checking.table(found.taken.method), strict=True)
-    parts = [[row[(checking.of == v) & np.isfinite(row)] for v in range(V)] for row in rewards]  # (N, V) of rewards
+    earned, of = np.array(rewards), np.eye(V)[checking.of]  # (N, n) and (n, V)
     return Check(
         **vars(found),
-        blends=tuple(tuple(blend.tolist()) for blend in blends),
-        earned=tuple(tuple(float(part.mean()) if len(part) else None for part in row) for row in parts),
-        asked=tuple(tuple(map(len, row)) for row in parts),
-        seconds=time.monotonic() - start,
+        blends=_rows(np.array(blends)),
+        sums=_rows(np.nan_to_num(earned) @ of),
+        counts=_rows(np.isfinite(earned) @ of),
     )
+
+
+def _rows(table: FloatArray) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, table.tolist()))
 
 
 def measured_in(state: Path, moe: Moe) -> Path:

@@ -25,7 +25,7 @@ from tanbr.serve.records import (
     Why,
     WorthView,
 )
-from tanbr.types import FloatArray, SlotRecord, TreeView
+from tanbr.types import SlotRecord
 
 HALF = 1.96  # standard errors in half of a 95% interval
 
@@ -40,17 +40,15 @@ class View:
     shares: Mapping[str, float] = field(default_factory=dict)  # of the sources in it
     regret: float = math.nan  # of the open slot, as the router believes
     why: Why | None = None
-    tree: TreeView | None = None
 
 
 def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callable[[str], None]) -> View:
-    """Show the learner, with the router's tree and why it chose what is served; a router need not explain itself."""
-    router: Any = learner.router
-    decision = learner.slot.decision
+    """Show the learner, and why its router chose what is served; a router need not explain itself."""
+    router, decision = learner.router, learner.slot.decision
     try:
         tree = getattr(router, "tree", None)
         if decision is None or not decision.terms or tree is None:
-            return View(learner, kept, tree=tree)
+            return View(learner, kept)
         terms, mix = decision.why, decision.task_mix
         if len(decision.blends) > 1:  # every task at its best blend
             this, best = "these together", float(np.nanmax(tree.value, axis=0, initial=-np.inf) @ mix)
@@ -60,25 +58,12 @@ def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callab
         alarm(f"the router does not explain itself: {type(error).__name__}: {error}")
         return View(learner, kept)
     found = practice_view(learner, kept)
-    sentence = (
-        f"of {terms.candidates} blends {this} may earn most for the mix: {terms.mean:.3f} is expected, "
-        f"and it may be up to {terms.bound:.3f}"
-    )
+    how = f"and it may be up to {terms.bound:.3f}"
     if found is not None and found.tried:
-        sentence = _by_practice(decision.blends, found)
+        how = f"as practice decided after {found.exercises} exercises on logged requests"
+    sentence = f"of {terms.candidates} blends {this} may earn most for the mix: {terms.mean:.3f} is expected, {how}"
     why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
-    return View(learner, kept, regret=max(0.0, best - terms.mean), why=why, tree=tree)
-
-
-def _by_practice(blends: FloatArray, found: PracticeView) -> str:
-    """Say what the nearest blend that was tried has gained; of a panel, that practice decided."""
-    decided = f"practice decided, after {found.exercises} exercises"
-    if len(blends) > 1:
-        return f"{decided} on logged requests: these {len(blends)} models together may earn most for the mix"
-    away = np.abs(np.array([one.blend for one in found.tried]) - blends[0]).sum(axis=1)
-    one, what = found.tried[int(away.argmin())], "this blend" if away.min() < 0.01 else "the nearest blend tried"
-    gain = f"{100 * one.gain:+.1f} ± {100 * one.error:.1f} points"
-    return f"{decided}: {what} ({one.why}) gained {gain} over the even blend on {one.rows} logged requests"
+    return View(learner, kept, regret=max(0.0, best - terms.mean), why=why)
 
 
 def practice_view(learner: Learner, kept: PracticeView | None) -> PracticeView | None:

@@ -267,7 +267,7 @@ class Service(Queue):
             self._refuses = True
             raise
         self._refuses = self._refuses and not kept
-        receipt = Receipt(tuple("unknown" if row is None else next(taken) for row in rows))
+        receipt = Receipt.of("unknown" if row is None else next(taken) for row in rows)
         for outcome, count in Counter(receipt.outcomes).items():
             self._observer.feedback(outcome, count)
         return receipt
