@@ -29,8 +29,7 @@ class AnswerLog:
         self._recent: deque[Answers] = deque()
         self._characters = 0  # of the recent ones' texts
         self._place: dict[bytes, tuple[Answers, int]] = {}  # id → where it is among the recent ones
-        self._unread: deque[Answers] = deque()
-        self._waiting = 0  # requests that are unread
+        self._unread = 0  # batches, the newest of the recent ones
         self._unsaved: list[RequestRow] = []
 
     # --- called by other threads ------------------------------------------------------------------------------------
@@ -39,6 +38,7 @@ class AnswerLog:
         """Take a batch that was answered; how many requests its slot has held so far."""
         with self._lock:
             self._recent.append(served)
+            self._unread += 1
             self._place.update((key, (served, row)) for row, key in enumerate(served.ids))
             self._characters += _characters(served)
             while (len(self._place) > RECENT or self._characters > CHARACTERS) and len(self._recent) > 1:
@@ -46,10 +46,7 @@ class AnswerLog:
                 self._characters -= _characters(oldest)
                 for key in oldest.ids:
                     self._place.pop(key, None)
-            self._unread.append(served)
-            self._waiting += len(served.ids)
-            while self._waiting > RECENT and len(self._unread) > 1:
-                self._waiting -= len(self._unread.popleft().ids)
+            self._unread = min(self._unread, len(self._recent))
             self.answered += len(served.ids)
             self.held[served.slot, served.place] += len(served.ids)
         return self.held_by(served.slot)
@@ -62,47 +59,39 @@ class AnswerLog:
         """Look up the logits (columns,) of answered requests: of the recent ones here, of others in the store."""
         if not self._keep_logits:
             return {}
-        recent = self._recent_of(ids)
+        recent = self.recent(ids)
         known = {key: batch.logits[row] for key, (batch, row) in recent.items() if batch.logits is not None}
         missing = [key for key in ids if key not in known]
         return known | (self._store.logits_of(missing) if missing else {})
 
     def texts_of(self, ids: Sequence[bytes]) -> dict[bytes, Text]:
         """Look up the texts of requests, as far as they are at hand."""
-        return {key: batch.texts[row] for key, (batch, row) in self._recent_of(ids).items()}
+        return {key: batch.texts[row] for key, (batch, row) in self.recent(ids).items()}
 
-    def _recent_of(self, ids: Sequence[bytes]) -> dict[bytes, tuple[Answers, int]]:
+    def recent(self, ids: Sequence[bytes]) -> dict[bytes, tuple[Answers, int]]:
+        """Look up requests that are at hand: the batch that each was answered in, and its row."""
         with self._lock:
             return {key: self._place[key] for key in ids if key in self._place}
 
     # --- called by the learner --------------------------------------------------------------------------------------
 
     def read(self, monitor: Monitor) -> Exception | None:
-        """Let the monitor count what arrived, and store it; what failed last.
-
-        What fails is tried again with what comes next.
-        """
+        """Let the monitor count what arrived, and store it; what failed last. What is not stored is tried again."""
         error: Exception | None = None
-        unread: list[Answers] = []
         snapshot = monitor.snapshot()  # if this raises, nothing was taken yet
         with self._lock:
-            served, self._unread, self._waiting = self._unread, deque(), 0
+            served, self._unread = list(self._recent)[len(self._recent) - self._unread :], 0
         together = _recognised(snapshot, [batch for batch in served if batch.seen is None])
         for batch in served:
-            unread.append(batch)
             try:
                 seen = batch.seen or together.get(id(batch)) or snapshot.recognise(batch.texts)
                 seen = seen if batch.named is None else believed(seen, batch.named)
                 monitor.count(seen)
-                unread.pop()
-                kept = batch.logits if self._keep_logits and batch.logits is not None else [None] * len(batch.ids)
-                novel = seen.novel.tolist()
-                self._unsaved += map(RequestRow, batch.ids, seen.posteriors, kept, novel)
-            except Exception as raised:  # a text, the monitor
+            except Exception as raised:  # a text, the monitor: this batch is left out, the others are not
                 error = raised
-        with self._lock:
-            self._unread.extendleft(reversed(unread))
-            self._waiting += sum(len(batch.ids) for batch in unread)
+                continue
+            kept = batch.logits if self._keep_logits and batch.logits is not None else [None] * len(batch.ids)
+            self._unsaved += map(RequestRow, batch.ids, seen.posteriors, kept, seen.novel.tolist())
         self._unsaved = self._unsaved[-RECENT:]
         try:
             if self._unsaved:

@@ -103,22 +103,22 @@ class ServedWorld:
 
     def logged(self, rows: Sequence[Given], mix: TaskMix) -> list[Logged]:
         """Look up requests to practise on: those whose texts are at hand, and whose right answers are known."""
-        if self._space is None:
+        space, learner = self._space, self.view.learner
+        if space is None:
             return []
-        ids, found = [row.id for row in rows], []
-        texts, logits, learner = self.texts(ids), self.answers.logits_of(ids), self.view.learner
+        found, recent = [], self.answers.recent([row.id for row in rows])
         blends = {slot.number: slot.blends for slot in (*learner.settling, learner.slot)}
         for row in rows:
-            if row.id not in texts or row.id not in logits or row.posterior is None or not row.counts:
+            batch, at = recent.get(row.id, (None, 0))
+            if batch is None or batch.logits is None or row.posterior is None or not row.counts:
                 continue
             posterior = by_mix(row.posterior[None], mix)[0]
             task = int(posterior.argmax()) if row.task is None else row.task
-            if decides(self._space.tasks[task], row.reward, row.label):
-                as_row = Row(self._space.tasks[task].name, texts[row.id], 0.0)
-                answer = float(self._space.read([as_row], logits[row.id][None])[0])
-                served = blends.get(row.slot, ())
+            if decides(space.tasks[task], row.reward, row.label):
+                text, served = batch.texts[at], blends.get(row.slot, ())
+                answer = float(space.read([Row(space.tasks[task].name, text, 0.0)], batch.logits[at][None])[0])
                 blend = served[row.place] if row.place < len(served) else None
-                found.append(Logged(row.id, texts[row.id], task, posterior, row.reward, answer, row.label, blend))
+                found.append(Logged(row.id, text, task, posterior, row.reward, answer, row.label, blend))
         return found
 
     def measured(self, slot: int) -> dict[int, Tally]:  # noqa: ARG002
