@@ -10,10 +10,9 @@ from tanbr.loop.slot import Slot
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.export import About
-from tanbr.serve.adopt import Adoption
 from tanbr.serve.check import measured_in
 from tanbr.serve.journal import read_practice, read_slot
-from tanbr.serve.lineage import MadeFor, expert_names, made_for, read_made_for
+from tanbr.serve.lineage import Adoption, MadeFor, expert_names, made_for, read_made_for
 from tanbr.serve.records import WorthView
 from tanbr.serve.store import peek
 from tanbr.tasks.card import FILE, Card, card_text, read_card

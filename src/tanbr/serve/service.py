@@ -26,7 +26,6 @@ from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
-from tanbr.serve.adopt import Adoption, inherit
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends import Builder
 from tanbr.serve.backends.choose import instructions
@@ -37,7 +36,7 @@ from tanbr.serve.ids import RequestIds, slot_of
 from tanbr.serve.journal import read_learner, read_pin, read_trust, state_file
 from tanbr.serve.labels import label_space
 from tanbr.serve.learner import LearnerThread
-from tanbr.serve.lineage import lineage, made_for
+from tanbr.serve.lineage import Adoption, inherit, lineage, made_for
 from tanbr.serve.overview import describe, model_views, practice_view, slot_view, version_view
 from tanbr.serve.panel import Message
 from tanbr.serve.practice import PracticeThread
@@ -95,7 +94,7 @@ class Service(Queue):
 
         `router` and `monitor` are for the first start; later ones go on with what was learned and the settings of
         `router` and `monitor_config` (the monitor's own if None). A state that cannot is refused, or with `adopt` goes
-        on by names (`adopt.py`); `say` gets what is kept of it. `texts` are past requests, to judge a precision by;
+        on by names (`lineage.py`); `say` gets what is kept of it. `texts` are past requests, to judge a precision by;
         `own_experts` (V,) is the expert of each task. `backend` runs the models in place of the one that `config` names
         (`tanbr.engines`). An engine by `make_engine` whose `answers_here` is False has replicas elsewhere that answer
         (`tanbr.fleet`). Raises TanbrError for anything a user can put right.
@@ -125,8 +124,7 @@ class Service(Queue):
         with ExitStack() as undo:
             undo.callback(_undone, store, missing)
             wanted = made_for(moe, names)
-            found = lineage(store, wanted, adopt=adopt)
-            adoption = None if found == wanted else Adoption(found, wanted).check(store)
+            adoption = lineage(store, wanted, adopt=adopt)
             learner = None
             try:
                 if adoption is None:
