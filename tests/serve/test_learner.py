@@ -91,8 +91,7 @@ def say(live: Service, client: str, texts: Any, **said: Any) -> None:
     """Have a client ask and say something of every answer, and the learner read it and judge."""
     ids = live.submit(texts).result(30).request_ids
     assert live.feedback([Feedback(i, **said) for i in ids], client=client).accepted == len(ids)
-    for _ in range(2):  # the second one is heard after the step that heard the first
-        live.call(lambda learning: None)
+    live.call(LearnerThread.step)
 
 
 def test_a_stranger_rolls_back_no_version_in_any_slot_and_moves_a_reward_by_its_share(run: Run) -> None:

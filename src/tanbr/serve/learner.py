@@ -4,11 +4,10 @@ Whatever fails in a turn, what answers goes on answering: the old value is kept,
 """
 
 import math
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -36,7 +35,7 @@ MOST_PAUSE = 60.0  # seconds; after a failure the next try waits twice as long a
 
 
 class LearnerThread:
-    """Turns slots; other threads give it what was answered, and ask it for things with `call`."""
+    """Turns slots; other threads give it what was answered, and come between two of its steps with `call`."""
 
     def __init__(self, world: ServedWorld, *, opened: Callable[[], None] = lambda: None) -> None:
         """Go on with the world's open slot; `opened` is called when requests need not wait for a turn any more."""
@@ -49,9 +48,9 @@ class LearnerThread:
         self._waits = (-1, 0.0)  # the slot that was full last, and until when requests wait for it to turn
         self._started = self._clock()  # of the open slot
         self._rests: dict[str, tuple[float, float]] = {}  # step → seconds that it rests if it failed, and until when
-        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._sending = threading.Lock()
-        self._ended = False  # whether nobody will do what is sent from now on; guarded by the lock
+        self._broken: deque[int] = deque()  # versions that answer with NaN
+        self._working = threading.RLock()  # whoever has it may change the learner
+        self._ended = False  # whether the thread ran and does so no more
         self._wake = threading.Event()
         self._stopping = False
         self.faults: tuple[str, ...] = ()  # why the thread died
@@ -82,8 +81,8 @@ class LearnerThread:
     def put(self, message: Message) -> None:
         """Take what a replica says: what it answered, or that a version answers with NaN and it went back."""
         if isinstance(message, Broken):
-            version = message.version
-            self._send(lambda: self.dismiss(version, "it answers with NaN", worthless=True))
+            self._broken.append(message.version)
+            self._wake.set()
             return
         held, target = self._answers.put(message), self._target
         if target is not None and held >= target:
@@ -114,21 +113,13 @@ class LearnerThread:
         return target + wanted // 4 - taken, full
 
     def call(self, command: Callable[[], Result]) -> Result:
-        """Do something in this thread, between two of its own steps; blocks until it is done."""
-        if self._stopping or not self._thread.is_alive():
-            raise ServiceError(*self.faults or ["the server is stopping"])
-        return self._send(command).result()
+        """Do something between two of the thread's own steps; blocks until it is done."""
+        with self._working:
+            if self._stopping or not self._thread.is_alive():
+                raise ServiceError(*self.faults or ["the server is stopping"])
+            return command()
 
-    def _send(self, command: Callable[[], Result]) -> "Future[Result]":
-        future: Future[Result] = Future()
-        with self._sending:
-            self._commands.put((command, future))
-            if self._ended:
-                self._refuse()
-        self._wake.set()
-        return future
-
-    # --- what operators, and the guard in their place, ask for: in the learner's thread ------------------------------
+    # --- what operators, and the guard in their place, ask for: with `call`, or in the thread ------------------------
 
     def end_slot(self) -> int:
         """End the slot now; the number of the next."""
@@ -263,15 +254,8 @@ class LearnerThread:
         except BaseException as error:  # nobody else would ever hear of it
             self.faults = (f"the slot thread died of {type(error).__name__}, and nothing is learned any more: restart",)
             self.alarms(*self.faults)
-        with self._sending:
-            self._ended = True
-            self._refuse()
+        self._ended = True
         self._opened()
-
-    def _refuse(self) -> None:
-        """Leave nobody waiting for a thread that has ended; the caller holds the lock."""
-        while not self._commands.empty():
-            self._commands.get()[1].set_exception(ServiceError(*self.faults or ["the server is stopping"]))
 
     def _run(self) -> None:
         torch.set_num_threads(1)  # merges and probes leave the other cores to the requests,
@@ -280,25 +264,17 @@ class LearnerThread:
             self._wake.wait(TICK)
             self._wake.clear()
             self.step()
-        self._obey()
-        self._rests.clear()
-        self.saved = self._attempt("read", self.read) & self._attempt("save", self.save)
+        with self._working:
+            self._rests.clear()
+            self.saved = self._attempt("read", self.read) & self._attempt("save", self.save)
 
     def step(self) -> None:
-        """Look once: what others ask for, what was answered, and whether the slot is to end."""
-        self._obey()
-        self._attempt("read", self.read)
-        self._attempt("judge", self._judge)
-        if self._due():
-            self._attempt("end", self.turn)
-
-    def _obey(self) -> None:
-        while not self._commands.empty():
-            command, future = self._commands.get()
-            try:
-                future.set_result(command())
-            except Exception as error:
-                future.set_exception(error)
+        """Look once: what was answered, whether it was good, and whether the slot is to end."""
+        with self._working:
+            self._attempt("read", self.read)
+            self._attempt("judge", self._judge)
+            if self._due():
+                self._attempt("end", self.turn)
 
     def _attempt(self, name: str, step: Callable[[], bool | None]) -> bool:
         """Take a step that must not end the thread; what failed, or gave False, is not tried again too soon."""
@@ -315,6 +291,9 @@ class LearnerThread:
         return done
 
     def _judge(self) -> None:
+        while self._broken:
+            self.dismiss(self._broken[0], "it answers with NaN", worthless=True)
+            self._broken.popleft()
         judged = self.learner.judged()
         if judged is not None:
             self.dismiss(*judged)

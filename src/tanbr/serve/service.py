@@ -374,7 +374,7 @@ class Service(Queue):
         return self.call(LearnerThread.end_slot)
 
     def call(self, command: Callable[[LearnerThread], Result]) -> Result:
-        """Let a command of an operator run in the learner's thread; blocks until it is done."""
+        """Let an operator's command run between two steps of the learner's thread; blocks until it is done."""
         return self.learning.call(lambda: command(self.learning))
 
 
