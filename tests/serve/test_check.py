@@ -11,8 +11,8 @@ from tanbr.errors import ConfigError, OutputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
-from tanbr.serve.build import Known, build, checked, known_of
-from tanbr.serve.check import LEAST, SHARE, Check, divided, grouped, most_models, sizes
+from tanbr.serve.build import Known, build, known_of
+from tanbr.serve.check import LEAST, SHARE, Check, checked, divided, grouped, most_models, sizes
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import CheckView, Way
 from tanbr.tasks.rows import Row

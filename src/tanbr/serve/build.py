@@ -23,7 +23,7 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.backends import Builder
-from tanbr.serve.check import UNKNOWN, Check, Report, digest, measured_in, self_check, sizes
+from tanbr.serve.check import UNKNOWN, Check, Report, checked, sizes
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
@@ -222,26 +222,6 @@ def _by_labels(tasks: Sequence[Task], heads: Sequence[Sequence[str]]) -> tuple[i
     fits = [[k for k, head in enumerate(heads) if task.labels and set(task.labels) <= set(head)] for task in tasks]
     own = tuple(some[0] for some in fits if len(some) == 1)
     return own if len(set(own)) == len(tasks) else ()
-
-
-def checked(
-    about: Known, config: ServeConfig, state: Path, *, monitor: MonitorConfig | None, report: Report
-) -> Check | None:
-    """Measure how to serve, or read what was measured at the last start; None, and a report why, if it cannot be."""
-    moe = about.moe
-    moe.source.measured = measured_in(state, moe)
-    made_for = digest(moe, about.rows, moe.num_experts, config.memory, config.models, config.method, config.precision)
-    kept = Check.load(state, made_for)
-    if kept is not None:
-        return kept
-    try:
-        found = self_check(moe, about.rows, about.space, own=about.own, config=config, monitor=monitor, report=report)
-    except ConfigError as why:
-        report(f"no self-check: {why}", 0, 0)
-        return None
-    found = replace(found, made_for=made_for)
-    found.save(state)
-    return found
 
 
 class PastRequest(BaseModel):
