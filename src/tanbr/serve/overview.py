@@ -72,20 +72,18 @@ def practice_view(learner: Learner, kept: PracticeView | None) -> PracticeView |
     router: Any = learner.router
     if practice is None:
         return None
-    tasks = (WorthView(0, 0, None),) * practice.tasks if kept is None else kept.tasks
+    before = kept or PracticeView(0, (WorthView(0, 0, None),) * practice.tasks, ())
     means, errors, counts = practice.experts_alone()
-    for v in np.flatnonzero(counts).tolist():
-        found = int(counts[v]), 0, None, tuple(means[v].tolist()), tuple((HALF * errors[v]).tolist())
-        tasks = (*tasks[:v], WorthView(*found), *tasks[v + 1 :])
-    logged = np.bincount(practice.of, minlength=practice.tasks).tolist()
-    now = zip(tasks, logged, router.own_experts.tolist(), strict=True)
-    tasks = tuple(replace(one, logged=held, expert=own if own >= 0 else None) for one, held, own in now)
+    logged, tasks = np.bincount(practice.of, minlength=practice.tasks).tolist(), []
+    for v, (worth, own) in enumerate(zip(before.tasks, router.own_experts.tolist(), strict=True)):
+        if counts[v]:
+            worth = WorthView(int(counts[v]), 0, None, tuple(means[v].tolist()), tuple((HALF * errors[v]).tolist()))
+        tasks.append(replace(worth, logged=logged[v], expert=own if own >= 0 else None))
     tried = [
         TriedView(one.slot, tuple(one.blend.tolist()), one.why, one.rows, one.gain, HALF * one.error)
         for one in reversed(practice.tried)
     ]
-    before = PracticeView(0, (), ()) if kept is None else kept
-    return PracticeView(before.exercises + practice.done, tasks, (*tried, *before.tried)[:SHOWN])
+    return PracticeView(before.exercises + practice.done, tuple(tasks), (*tried, *before.tried)[:SHOWN])
 
 
 def describe(moe: Moe, queue: Queue, *, config: ServeConfig, expert_names: tuple[str, ...]) -> ServiceInfo:

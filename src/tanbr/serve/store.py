@@ -263,9 +263,9 @@ class Store(StoreReader):
     def begin_epoch(self, slot: int) -> list[Epoch]:
         """Note that a server starts at an open slot; all starts whose request ids are known, this one last."""
         with reading(self.folder):
-            known = [Epoch(bytes.fromhex(name), int(first)) for name, first in json.loads(self.meta("epochs") or "[]")]
-        epochs = [*known, Epoch(os.urandom(EPOCH_BYTES), slot)][-MOST_EPOCHS:]
-        self.set_meta("epochs", json.dumps([[epoch.name.hex(), epoch.first] for epoch in epochs]))
+            known = [(bytes.fromhex(name), int(first)) for name, first in json.loads(self.meta("epochs") or "[]")]
+        epochs = [*known, (os.urandom(EPOCH_BYTES), slot)][-MOST_EPOCHS:]
+        self.set_meta("epochs", json.dumps([(name.hex(), first) for name, first in epochs]))
         return epochs
 
     # --- requests and feedback --------------------------------------------------------------------------------------
