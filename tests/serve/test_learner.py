@@ -188,14 +188,6 @@ def test_a_turn_that_fails_keeps_the_mix_of_its_slot(live: Service) -> None:
     assert estimate[6] > 0.8
 
 
-def test_a_store_that_cannot_forget_spoils_no_turn(live: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tanbr.serve.learner.FORGET_EVERY", 1)
-    monkeypatch.setattr(live.store, "forget", Mock(side_effect=ServiceError("the disk is full")))
-    assert live.end_slot() == 1
-    assert (live.slots(1)[0].reason, live.state().merge_version) == (Reason.CHOSEN, 2)
-    assert live.state().alarms[0].text == "forget failed: ServiceError: the disk is full"
-
-
 def test_a_bad_state_is_one_sentence(tmp_path: Path, taught: Path) -> None:
     service(tmp_path / "state", taught, router=Ledger()).stop()
     for number, (statement, values) in enumerate(

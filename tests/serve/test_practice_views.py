@@ -76,7 +76,7 @@ def test_what_practice_found_is_shown_kept_and_written_as_a_card(run: Run, moe: 
     live = begin(run, state)
     empty = shown(live)
     assert [empty.exercises, *(one.rows for one in empty.tasks)] == [0] * (1 + V)
-    assert "practised nothing yet" in card(state, out)[1]
+    assert "practised too little yet (0 exercises" in card(state, out)[1]
     label(live, tiny.TASKS)
     assert [one.logged for one in shown(live).tasks] == [8] * V
     practise(live, READY)  # the even blend, every expert alone, and what is suggested

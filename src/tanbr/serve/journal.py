@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -17,7 +18,7 @@ from tanbr.loop.learner import Learner, Rules
 from tanbr.loop.rewards import Trust
 from tanbr.loop.slot import Reason, Slot, Turn, Version
 from tanbr.loop.world import MixSource
-from tanbr.serve.records import PracticeView
+from tanbr.serve.records import PracticeView, ServiceError
 from tanbr.serve.store import Store, StoreReader, reading, shown
 from tanbr.types import Decision, Router, as_blend, as_task_mix
 
@@ -38,7 +39,6 @@ def write_turn(
     `regret` is of the slot that opens.
     """
     store.check_files()  # a folder that was deleted is not made anew in parts
-    old = {name: store.meta(name) for name in STATES}
     names = {name: f"{name}-{turn.opened.number}.state" for name in STATES}
     for name, file in names.items():
         save(getattr(learner, name), store.folder / file)
@@ -56,9 +56,16 @@ def write_turn(
                 write.execute("UPDATE slots SET told = 1, reward = ?, counts = ? WHERE slot = ?", values)
         _write_opened(write, turn.opened, regret)
         _write_versions(write, learner.versions)
-    for name in STATES:
-        if old[name] is not None and old[name] != names[name]:
-            (store.folder / old[name]).unlink(missing_ok=True)
+    _tidy(store)
+
+
+def _tidy(store: Store) -> None:
+    """Delete the states that are not named any more, or never were: a process was killed."""
+    with suppress(OSError, ServiceError):  # the turn is written: what stays goes with the next
+        named = {store.meta(name) for name in STATES}
+        for file in (file for name in STATES for file in store.folder.glob(f"{name}-*.state")):
+            if file.name not in named:
+                file.unlink(missing_ok=True)
 
 
 def save(thing: Any, path: Path) -> None:
@@ -127,10 +134,7 @@ def read_learner(
             pin=read_pin(store),
             tosses=tuple(read_tosses(store.slots(limit=WINDOW + 1))),
         )  # fmt: skip
-    named = {store.meta(name) for name in STATES}
-    for file in (file for name in STATES for file in store.folder.glob(f"{name}-*.state")):
-        if file.name not in named:
-            file.unlink(missing_ok=True)
+    _tidy(store)
     return learner
 
 

@@ -173,19 +173,18 @@ class StoreReader:
     def slots(self, *, before: int | None = None, limit: int = -1) -> list[dict[str, Any]]:
         """Read slots with their models, newest first."""
         query = "SELECT * FROM slots WHERE slot < ? AND slot >= ? ORDER BY slot DESC LIMIT ?"
-        newest = (1 << 62) if before is None else before
-        return self._with_models(self._rows(query, (newest, self.oldest, limit)))
+        return self._with_models(query, (1 << 62) if before is None else before, self.oldest, limit)
 
     def untold(self) -> list[dict[str, Any]]:
         """Read the slots whose reward the router does not know, with their models, oldest first."""
-        return self._with_models(self._rows("SELECT * FROM slots WHERE NOT told ORDER BY slot"))
+        return self._with_models("SELECT * FROM slots WHERE NOT told ORDER BY slot")
 
     def versions(self) -> list[dict[str, Any]]:
         """Read versions, newest first."""
         return self._rows("SELECT * FROM versions ORDER BY version DESC")
 
-    def _with_models(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        slots = {row["slot"]: row | {"models": []} for row in rows}
+    def _with_models(self, query: str, *values: int) -> list[dict[str, Any]]:
+        slots = {row["slot"]: row | {"models": []} for row in self._rows(query, values)}
         span = (min(slots, default=0), max(slots, default=-1))
         for model in self._rows("SELECT * FROM models WHERE slot BETWEEN ? AND ? ORDER BY slot, place", span):
             if model["slot"] in slots:

@@ -72,7 +72,7 @@ class Alarms:
 
 
 class ServedWorld:
-    """Engine, store and answers, as the loop sees them; all in the learner's thread."""
+    """Engine, store and answers, as the loop sees them; one thread at a time."""
 
     view: View  # of the learner that was written down or resumed last
 
