@@ -271,8 +271,8 @@ class Adoption:
             shares = moved.shares(values)
             return np.full(moved.size, 1.0 / moved.size) if shares is None else shares
 
-        def posterior(held: bytes) -> bytes | None:
-            shares = tasks.shares(from_half(held))
+        def posterior(held: bytes | None) -> bytes | None:
+            shares = None if held is None else tasks.shares(from_half(held))
             return None if shares is None else half(shares)
 
         changes: dict[str, Callable[[Any], Any]] = {

@@ -58,10 +58,10 @@ def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callab
         alarm(f"the router does not explain itself: {type(error).__name__}: {error}")
         return View(learner, kept)
     found = practice_view(learner, kept)
-    how = f"and it may be up to {terms.bound:.3f}"
+    how = f": {terms.mean:.3f} is expected, and it may be up to {terms.bound:.3f}"
     if found is not None and found.tried:
-        how = f"as practice decided after {found.exercises} exercises on logged requests"
-    sentence = f"of {terms.candidates} blends {this} may earn most for the mix: {terms.mean:.3f} is expected, {how}"
+        how = f", as practice decided after {found.exercises} exercises on logged requests"
+    sentence = f"of {terms.candidates} blends {this} may earn most for the mix{how}"
     why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
     return View(learner, kept, regret=max(0.0, best - terms.mean), why=why)
 
