@@ -133,13 +133,6 @@ def test_a_state_goes_on_by_the_method_it_was_begun_with(tmp_path: Path) -> None
     assert again.stop()
 
 
-def test_experts_as_they_are(tmp_path: Path) -> None:
-    service = build(None, config=QUIET.model_copy(update={"unmerged": True}), state=tmp_path, check=True)
-    assert service.info.models == service.info.experts
-    assert {float(model.blend.max()) for model in service.state().models} == {1.0}
-    assert service.stop()
-
-
 def test_without_labels_one_sentence_says_why_nothing_is_measured(tmp_path: Path) -> None:
     history = tmp_path / "past.jsonl"
     lines = [{"text": f"text {n}", "task": "sentiment"} for n in range(40)]

@@ -49,7 +49,7 @@ class LearnerThread:
         self._started = self._clock()  # of the open slot
         self._rests: dict[str, tuple[float, float]] = {}  # step → seconds that it rests if it failed, and until when
         self._broken: deque[int] = deque()  # versions that answer with NaN
-        self._working = threading.RLock()  # whoever has it may change the learner
+        self._working = threading.RLock()  # to hold while the learner is changed
         self._ended = False  # whether the thread ran and does so no more
         self._wake = threading.Event()
         self._stopping = False
