@@ -86,8 +86,8 @@ def learned_card(state: Path) -> tuple[Card, MadeFor, dict[str, WorthView]]:
         found = read_practice(store)
     done = 0 if found is None else found.exercises
     if found is None or (done < READY and all(of.expert is None for of in found.tasks)):
-        few = f"{state} has practised too little yet ({done} exercises of {READY})"
-        raise StateError(f"{few}; serve on, and send labels, or rewards of 0 and 1")
+        said = f"{state} has practised too little yet ({done} exercises of {READY})"
+        raise StateError(f"{said}; serve on, and send labels, or rewards of 0 and 1")
     worth = dict(zip(made.tasks, found.tasks, strict=True))
     few = [f"{name} has {of.rows}" for name, of in worth.items() if of.rows < FEW or of.expert is None]
     if few:
