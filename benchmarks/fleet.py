@@ -131,7 +131,7 @@ def sizes() -> dict[str, int]:
         ids, text = tuple(os.urandom(12) for _ in range(count)), "the farmer found the garden lovely in the morning"
         logits = np.zeros((count, COLUMNS))
         texts = tuple(f"{text} {number}" for number in range(count))
-        return Answers(8, 7, ids, texts, logits, None)
+        return Answers(8, 7, ids, texts, logits)
 
     def size(value: object) -> int:
         return len(pickle.dumps(value))
@@ -161,7 +161,7 @@ def learner_slot(replicas: int, *, each: int = 8, slots: int = 3) -> dict[str, f
             for n in range(replicas):
                 texts = tuple(rows[n * each : (n + 1) * each])
                 ids = tuple(service.ids.issue(number, each))
-                lot.append(pickle.dumps(Answers(1, number, ids, texts, np.zeros((each, COLUMNS)), None)))
+                lot.append(pickle.dumps(Answers(1, number, ids, texts, np.zeros((each, COLUMNS)))))
             at = [time.process_time()]
             for message in lot:
                 service.put(pickle.loads(message))

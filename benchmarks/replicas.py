@@ -366,7 +366,7 @@ class Simulated:
         new, self._answered = min(count - self._answered, len(TEXTS)), count
         if new:
             told = tuple(ids.issue(slot, new))
-            self._box.put(Answers(version, slot, told, tuple(TEXTS[:new]), np.zeros((new, 15)), None))
+            self._box.put(Answers(version, slot, told, tuple(TEXTS[:new]), np.zeros((new, 15))))
 
 
 class Everyone:

@@ -79,7 +79,7 @@ def lines(folder: str, files: dict[str, str]) -> int:
 
 
 def fields(section: type[Section], within: str = "") -> Iterator[str]:
-    """Give the name of every setting, as serve.rewards.shadow."""
+    """Give the name of every setting, as serve.rewards.labels."""
     for name, field in section.model_fields.items():
         inner: Any = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):

@@ -40,15 +40,15 @@ def test_a_reward_goes_to_the_task_that_is_named_or_by_bayes() -> None:
 
 
 def test_sources_count_by_their_weights_and_a_task_nobody_speaks_for_is_unseen() -> None:
-    config = RewardConfig(shadow=0.5)
+    config = RewardConfig(labels=0.5)
     rows = [*said("", 1.0), Given(2, 0, 0, "labels", 0, 0.0)]
-    tally = tallied(rows, np.array([0.5, 0.5])).add("shadow", np.array([2.0, 0.04]), np.array([2.0, 0.04]))
+    tally = tallied(rows, np.array([0.5, 0.5])).add("labels", np.array([1.0, 0.04]), np.array([1.0, 0.04]))
     tally = tally.add("other", np.full(2, 9.0), np.full(2, 9.0))  # weight 0: off
     reward, counts = tally.reward(config)
-    np.testing.assert_allclose(reward, [2 / 3, np.nan])
-    np.testing.assert_allclose(counts, [3.0, 0.0])
+    np.testing.assert_allclose(reward, [1.5 / 2, np.nan])
+    np.testing.assert_allclose(counts, [2.0, 0.0])
     of = shares([tally, Tally(2)], config)
-    assert (of["feedback"], of["other"], sum(of.values())) == (of["labels"], 0, pytest.approx(1.0))
+    assert (of["feedback"], of["other"], sum(of.values())) == (pytest.approx(1 / 2.02), 0, pytest.approx(1.0))
 
 
 @given(
@@ -87,12 +87,12 @@ def test_rewards_of_texts_that_are_unlike_any_task_are_left_out_unless_they_name
 
 
 def test_every_model_is_credited_with_its_own_rewards_and_the_tallies_that_came_in_stay() -> None:
-    before = [Tally(3), Tally(3).add("shadow", np.ones(3), np.ones(3))]
+    before = [Tally(3), Tally(3).add("labels", np.ones(3), np.ones(3))]
     rows = said("a", 1.0, 4, place=0) + said("b", 0.0, 2, task=2, place=1)
     first, second = credited(before, rows, EVEN, Trust())
     assert first.parts["feedback"].tolist() == [[4, 0, 0], [4, 0, 0]]
     assert second.parts["feedback"].tolist() == [[0, 0, 0], [0, 0, 2]]
-    assert [list(tally.parts) for tally in before] == [[], ["shadow"]]
+    assert [list(tally.parts) for tally in before] == [[], ["labels"]]
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------

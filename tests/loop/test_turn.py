@@ -97,8 +97,8 @@ def test_rewards_are_told_when_they_have_settled_and_what_comes_later_is_told_ap
 
 def test_what_the_world_measured_is_told_once() -> None:
     world = Memory()
-    learner = opened(world, Scripted(), rewards={"settle_slots": 0, "shadow": 1.0})
-    world.by_itself[0] = {0: Tally(V).add("shadow", np.ones(V), np.full(V, 2.0))}
+    learner = opened(world, Scripted(), rewards={"settle_slots": 0})
+    world.by_itself[0] = {0: Tally(V).add("feedback", np.ones(V), np.full(V, 2.0))}
     learner = turn(learner, world)
     assert heard(learner).told[0][2].sum() == 4
     world.give(0, 1.0)  # feedback comes late: the world may still know the old tally

@@ -1,7 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,19 +10,15 @@ from tanbr.lab.tasks import tiny
 from tanbr.monitor import Monitor
 from tanbr.monitor.recogniser import Recogniser, Recognition
 from tanbr.serve.answer_log import CHARACTERS, RECENT, AnswerLog
-from tanbr.serve.config import ServeConfig
 from tanbr.serve.panel import Answers
-from tanbr.serve.records import ServiceError
-from tanbr.serve.store import FeedbackRow, Store
+from tanbr.serve.store import Store
 
-CONFIG = ServeConfig.model_validate({"rewards": {"shadow": 0.1, "shadow_share": 1.0}})
-ENCODER: Any = None
 V = 2
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> AnswerLog:
-    return AnswerLog(Store(tmp_path), config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=V)
+    return AnswerLog(Store(tmp_path), keep_logits=True, tasks=V)
 
 
 def batch(number: int, texts: tuple[Any, ...], *, slot: int = 3, place: int = 0) -> Answers:
@@ -31,7 +26,7 @@ def batch(number: int, texts: tuple[Any, ...], *, slot: int = 3, place: int = 0)
         slot.to_bytes(4, "big") + bytes([place]) + (1000 * number + i).to_bytes(7, "big") for i in range(len(texts))
     )
     logits = np.full((len(texts), 2), float(number))
-    return Answers(1, slot, ids, texts, logits, None, place=place)
+    return Answers(1, slot, ids, texts, logits, place=place)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +51,7 @@ def stored(log: AnswerLog) -> int:
     return log._store._number("SELECT COUNT(*) FROM requests")
 
 
-def test_what_cannot_be_read_is_read_again_and_counted_once(log: AnswerLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_cannot_be_read_holds_up_no_other(log: AnswerLog, monkeypatch: pytest.MonkeyPatch) -> None:
     untaught, recognise = Monitor(("first", "second")), Recogniser.recognise
 
     def failing(recogniser: Recogniser, texts: Any) -> Recognition:
@@ -68,44 +63,16 @@ def test_what_cannot_be_read_is_read_again_and_counted_once(log: AnswerLog, monk
         log.put(batch(number, (text,)))
     with monkeypatch.context() as patched:
         patched.setattr(Recogniser, "recognise", failing)
-        for _ in range(2):
-            assert isinstance(log.read(untaught), MemoryError)
-            assert stored(log) == 2  # the others are not held up
-    assert log.read(untaught) is log.read(untaught) is None
-    assert stored(log) == untaught.close_slot().requests == 3
-
-
-def test_a_shadow_rewards_an_answer_once_beside_its_client_and_when_the_disk_lets_it(tmp_path: Path) -> None:
-    shadow, store = Mock(labels=lambda inputs, tasks, classes: np.zeros(len(tasks), dtype=int)), Store(tmp_path)
-    log = AnswerLog(
-        store, config=CONFIG, encode=Mock(), shadow=shadow, classes=2, keep_logits=True, tasks=V
-    )  # fmt: skip
-    served = replace(batch(1, ("a", "b")), logits=np.array([[1.0, 0.0], [0.0, 1.0]]))
-    store.add_feedback([FeedbackRow(served.ids[0], "feedback", 0, 0.25)])
-    log.put(served)
-    add = store.add_feedback
-    store.add_feedback = Mock(side_effect=ServiceError("the disk is full"))  # type: ignore[method-assign]
-    assert isinstance(log.read(Monitor(("first", "second"))), ServiceError)
-    store.add_feedback = add  # type: ignore[method-assign]
-    for _ in range(2):
-        assert log.read(Monitor(("first", "second"))) is None
-    given = [(one.id, one.source, one.reward, one.posterior is not None) for one in store.feedback(after=0)]
-    assert given == [
-        (served.ids[0], "feedback", 0.25, True),
-        (served.ids[0], "shadow", 1.0, True),
-        (served.ids[1], "shadow", 0.0, True),
-    ]
-    assert store.add_feedback([FeedbackRow(served.ids[1], "labels", 0, 1.0)]) == ["accepted"]
-    assert store.add_feedback([FeedbackRow(served.ids[1], "feedback", 0, 1.0)]) == ["repeated"]
+        assert isinstance(log.read(untaught), MemoryError)
+    assert log.read(untaught) is None
+    assert stored(log) == untaught.close_slot().requests == 2
 
 
 @pytest.mark.parametrize("tasks", [[5], [5, 6]])
 def test_the_tasks_that_clients_name_are_in_the_mix(tmp_path: Path, taught: Path, tasks: list[int]) -> None:
     known = monitor(taught)
     all_of = len(known.tasks)
-    log = AnswerLog(
-        Store(tmp_path), config=CONFIG, encode=ENCODER, shadow=None, classes=2, keep_logits=True, tasks=all_of
-    )
+    log = AnswerLog(Store(tmp_path), keep_logits=True, tasks=all_of)
     texts = tuple(row.text for row in tiny.generate(known.tasks[0], 20, seed=3, split="test"))
     named = np.tile(np.isin(np.arange(all_of), tasks).astype(float), (len(texts), 1))
     log.put(replace(batch(1, texts), named=named))

@@ -14,7 +14,7 @@ from merge.sources.tiny_dense import build as build_dense
 from merge.sources.tiny_dense import tuned
 from serve.text_model import WORDS, write_tokenizer
 from serve.web.live import client, live, refusal
-from tanbr.errors import CheckpointError, ConfigError, InputError
+from tanbr.errors import CheckpointError, InputError
 from tanbr.lab.settings import parse
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.build import build
@@ -87,7 +87,6 @@ def test_openais_client_gets_the_vectors_that_transformers_makes_and_rewards_cou
         ({"kinds": ("Pooling", "Dense")}, {}, CheckpointError, "Dense"),
         ({"kinds": ()}, {}, CheckpointError, "no modules.json that says how to pool"),
         ({}, {"precision": "int8"}, InputError, "vectors have none; use fp32"),
-        ({}, {"rewards": {"shadow": 1.0}}, ConfigError, "set the reward source shadow to 0"),
     ],
 )
 def test_what_makes_no_vector_is_one_sentence(

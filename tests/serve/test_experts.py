@@ -20,7 +20,8 @@ from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge.export import export
 from tanbr.serve.backends.torch_eager import storage_of, tensors_of
-from tanbr.serve.build import build, checked, known_of, opened
+from tanbr.serve.build import build, known_of, opened
+from tanbr.serve.check import checked
 from tanbr.serve.engine import Engine
 from tanbr.serve.export import served
 from tanbr.tasks.card import read_card, write_card

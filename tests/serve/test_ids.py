@@ -3,7 +3,7 @@ import os
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tanbr.serve.ids import Epoch, RequestIds, slot_of
+from tanbr.serve.ids import RequestIds, slot_of
 
 IDS = RequestIds(b"k" * 32)
 
@@ -33,8 +33,8 @@ def test_another_servers_ids_and_changed_ids_are_unknown() -> None:
 
 def test_who_takes_over_from_another_issues_what_that_one_knows() -> None:
     key = os.urandom(32)
-    learner = RequestIds(key, (Epoch(b"first", 0), Epoch(b"second", 3)))
-    replica = RequestIds(key, (Epoch(b"first", 0),))
+    learner = RequestIds(key, ((b"first", 0), (b"second", 3)))
+    replica = RequestIds(key, ((b"first", 0),))
     (before,), (late,) = replica.issue(3, 1), replica.issue(4, 1)
     assert learner.read(replica.show(before)) == before  # answered while the learner was started again
     assert learner.read(replica.show(late)) is None  # of the old life, in a slot that began after it

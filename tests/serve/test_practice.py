@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 
 from serve.serving import Run, service, until
-from tanbr.config import read
-from tanbr.errors import ConfigError
 from tanbr.lab.tasks import tiny
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service
 
@@ -92,11 +89,3 @@ def test_nothing_is_tried_where_it_is_off_or_nothing_may_be_chosen(run: Run, set
     live.end_slot()
     assert live.learner.practice is None or live.learner.practice.done == 0
     np.testing.assert_array_equal(live.state().blend, np.full(8, 1 / 8))
-
-
-@pytest.mark.parametrize("what", ["practice", "hold_back"])
-@pytest.mark.parametrize("share", [-0.1, 1.5])
-def test_a_share_that_is_none_is_refused(what: str, share: float) -> None:
-    with pytest.raises(ConfigError, match=what) as refused:
-        read(ServeConfig, {what: share}, source="serve.toml")
-    assert "\n" not in str(refused.value)

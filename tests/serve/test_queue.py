@@ -64,7 +64,7 @@ def test_what_it_says_of_its_answers_is_what_its_clients_hear(moe: Moe, make: Ma
     answered = one.submit(TEXTS[:5]).result(30)
     said = queue.get_nowait()
     assert isinstance(said, Answers)
-    assert (said.version, said.slot, said.texts, said.tokens) == (1, 7, tuple(TEXTS[:5]), None)
+    assert (said.version, said.slot, said.texts) == (1, 7, tuple(TEXTS[:5]))
     assert answered.request_ids == tuple(IDS.show(raw) for raw in said.ids)
     np.testing.assert_array_equal(said.logits, answered.logits)
     assert answered.cut == ()

@@ -203,30 +203,6 @@ def test_what_could_not_start_binds_nobody_and_harms_no_state(run: Run, tmp_path
     again.stop()
 
 
-def test_slots_end_by_requests_and_earn_what_shadows_say(tmp_path: Path, taught: Path) -> None:
-    live = service(
-        tmp_path,
-        taught,
-        slot_requests=32,
-        rewards={"shadow": 1.0, "shadow_share": 0.5, "settle_slots": 0},
-    )
-    live.start()
-    for sent in range(1, 7):  # half a slot each; who never waits may send more than a learner can ever shadow
-        live.submit(TEXTS[:16]).result(60)
-        until(lambda sent=sent: live.state().slot == sent // 2)  # type: ignore[misc]
-    until(lambda: live.slots(4)[-1].told)
-    shares = live.state().shares
-    live.stop()
-    assert shares == {"shadow": 1.0}
-    told = [view for view in live_slots(tmp_path, taught) if view.told]
-    assert all(0 < view.total_reward <= 1 for view in told)
-    assert all(view.requests >= 32 for view in told)
-
-
-def live_slots(state: Path, taught: Path) -> Any:
-    return service(state, taught).slots()
-
-
 def test_a_full_queue_says_when_to_come_back_and_stopping_finishes_what_was_accepted(
     tmp_path: Path, taught: Path
 ) -> None:

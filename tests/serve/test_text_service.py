@@ -16,9 +16,8 @@ PROMPTS = ["w1 w2 w3", "w9", "w5 w5 w5 w5 w5 w5"]
 def test_a_text_model_writes_streams_learns_and_swaps(tmp_path: Path, family: str) -> None:
     folder = write(family, tmp_path / "model")
     write_card(folder, Card(expert_tasks=tuple(f"latent-{number}" for number in range(1, 5))))
-    rewards = {"shadow": 1.0 if family == "t5_moe" else 0.0, "shadow_share": 1.0}
     config = parse(
-        {"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "rewards": rewards | {"settle_slots": 0}}}
+        {"serve": {"slot_seconds": 3600, "threads": 1, "explore": "always", "rewards": {"settle_slots": 0}}}
     ).serve
     live = build(folder, config=config, state=tmp_path / "state", force=True)
     live.start()
@@ -41,8 +40,7 @@ def test_a_text_model_writes_streams_learns_and_swaps(tmp_path: Path, family: st
     assert live.generate(PROMPTS[:1], max_tokens=2).result(60).merge_version == version + 1
     told = next(view for view in live.slots() if view.slot == 0)
     assert told.told
-    shadowed = 6 if family == "t5_moe" else 0
-    assert told.counts.sum() == pytest.approx(1 + shadowed, abs=0.5)
+    assert told.counts.sum() == pytest.approx(1, abs=0.5)
     with pytest.raises(InputError, match="max_tokens"):
         live.generate(["w1"], max_tokens=0)
     with pytest.raises(InputError, match="writes text"):

@@ -179,7 +179,8 @@ def _show_gain(state: Path) -> None:
 
 def _show_check(moe: "Moe", data: Path) -> None:
     """Print the table that `serve` prints at start."""
-    from tanbr.serve.build import checked, known_of
+    from tanbr.serve.build import known_of
+    from tanbr.serve.check import checked
     from tanbr.serve.config import ServeConfig
 
     with tempfile.TemporaryDirectory() as kept, phases() as report:

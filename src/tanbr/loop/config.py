@@ -14,10 +14,6 @@ class RewardConfig(Section):
     """Weight of a client's own reward."""
     labels: float = Field(default=1.0, ge=0)
     """Weight of a delayed true label, scored as the task scores; above 0 the answers' logits are stored."""
-    shadow: float = Field(default=0.0, ge=0)
-    """Weight of the agreement with the un-merged MoE."""
-    shadow_share: float = Field(default=0.02, gt=0, le=1)
-    """Share of requests that the un-merged MoE answers too, when `shadow` is on."""
     settle_slots: int = Field(default=1, ge=0)
     """Slots that must end after a slot before the router is told its reward; what comes later is told apart."""
 

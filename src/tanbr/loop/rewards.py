@@ -17,7 +17,6 @@ from tanbr.loop.config import RewardConfig
 from tanbr.monitor.recogniser import by_mix
 from tanbr.types import Counts, FloatArray, Reward, TaskMix
 
-SHADOW = "shadow"  # source of rewards by agreement with the un-merged MoE: no client's word
 VERDICT = "verdict"  # source of what the guard or an operator says of a blend; it counts whatever the weights are
 LEAST_COUNT = 0.1  # requests that must speak for a task in a slot; less than a tenth of one is a posterior's tail
 
@@ -37,7 +36,7 @@ class Given:
     seq: int  # its number in the order of arrival
     slot: int
     place: int  # of the model, among those of the slot, that answered
-    source: str  # feedback, labels or SHADOW
+    source: str  # feedback or labels
     task: int | None  # that it was given for; None if nobody said
     reward: float
     posterior: FloatArray | None = None  # (V,) of the request; None if it was not kept
@@ -128,7 +127,7 @@ class Trust:
 
     def learned(self, rows: Sequence[Given], mix: TaskMix) -> "Trust":
         """Compare the clients of one model's feedback in a slot of this mix (V,) with one another."""
-        rows = [row for row in rows if row.counts and row.source != SHADOW]
+        rows = [row for row in rows if row.counts]
         if not rows:
             return self
         names = sorted({row.client for row in rows} - {""})

@@ -23,7 +23,7 @@ from tanbr.monitor.config import MonitorConfig
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
 from tanbr.serve.backends import Builder
-from tanbr.serve.check import UNKNOWN, Check, Report, digest, measured_in, self_check, sizes
+from tanbr.serve.check import UNKNOWN, Check, Report, checked, sizes
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
@@ -79,18 +79,15 @@ def build(
     moe = opened(
         checkpoint, experts=experts, blend_only=blend_only, base=base, blend=config.blend, method=config.method, say=say
     )
-    if config.blend is None and moe.source.weights:
-        config = config.model_copy(update={"blend": moe.source.weights})
-    if config.method is None:
-        config = config.model_copy(update={"method": moe.source.method})
-    if config.method is None and make_engine is not Engine:  # replicas elsewhere have no Gram matrices of the check
-        config = config.model_copy(update={"method": "average"})
+    elsewhere = backend is not None or make_engine is not Engine  # engines add up, replicas have no Gram matrices
+    method = config.method or moe.source.method or ("average" if elsewhere else None)
+    config = config.model_copy(update={"blend": config.blend or moe.source.weights or None, "method": method})
     if not force:
         seen = glance(moe)
         if seen.verdict == "do not merge":
             raise CheckpointError(f"{moe.path} should not be merged: {seen.reason}; pass --force to serve all the same")
     about = known_of(moe, history)
-    tasks, own, past = about.tasks, about.own, about.past or []
+    tasks, own, past = about.tasks, about.own, about.past
     names = [task.name for task in tasks]
     device_of(config.device)  # before anything is measured
     found: Check | None = None
@@ -100,11 +97,7 @@ def build(
         config = config.model_copy(update={"models": moe.source.trained, "explore": "never"})
     elif check and config.blend is None:
         adapters = isinstance(moe.source, OverBase) and len(moe.source.adapters) == moe.source.trained
-        if backend is None:
-            found = checked(about, config, state, monitor=monitor, report=report)
-        elif config.engine is not None and adapters and sizes(moe)[0] <= MEASURED:
-            if config.method is None:  # an engine adds adapters up: no other merge is one
-                config = config.model_copy(update={"method": "average"})
+        if backend is None or (config.engine is not None and adapters and sizes(moe)[0] <= MEASURED):
             found = checked(about, config, state, monitor=monitor, report=report)
     if found is not None:
         found = found if adopt else replace(found, method=method_of(state))
@@ -181,7 +174,7 @@ class Known:
     moe: Moe
     tasks: tuple[Task, ...]  # (V,)
     own: tuple[int, ...]  # (V,) the expert of each task; empty where that is not known
-    past: "list[PastRequest] | None" = None
+    past: "Sequence[PastRequest]" = ()
     rows: Sequence[Row] = ()  # of `past`, those with labels
 
     @property
@@ -229,26 +222,6 @@ def _by_labels(tasks: Sequence[Task], heads: Sequence[Sequence[str]]) -> tuple[i
     fits = [[k for k, head in enumerate(heads) if task.labels and set(task.labels) <= set(head)] for task in tasks]
     own = tuple(some[0] for some in fits if len(some) == 1)
     return own if len(set(own)) == len(tasks) else ()
-
-
-def checked(
-    about: Known, config: ServeConfig, state: Path, *, monitor: MonitorConfig | None, report: Report
-) -> Check | None:
-    """Measure how to serve, or read what was measured at the last start; None, and a report why, if it cannot be."""
-    moe = about.moe
-    moe.source.measured = measured_in(state, moe)
-    made_for = digest(moe, about.rows, moe.num_experts, config.memory, config.models, config.method, config.precision)
-    kept = Check.load(state, made_for)
-    if kept is not None:
-        return kept
-    try:
-        found = self_check(moe, about.rows, about.space, own=about.own, config=config, monitor=monitor, report=report)
-    except ConfigError as why:
-        report(f"no self-check: {why}", 0, 0)
-        return None
-    found = replace(found, made_for=made_for)
-    found.save(state)
-    return found
 
 
 class PastRequest(BaseModel):

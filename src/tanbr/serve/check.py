@@ -5,12 +5,12 @@ it would be sent to. The other rows teach a monitor, and give Gram matrices. Not
 """
 
 import hashlib
+import itertools
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ from tanbr.tasks.rows import Row
 from tanbr.tasks.text_to_text import answer
 from tanbr.types import Decision, FloatArray, to_jsonable
 
+if TYPE_CHECKING:
+    from tanbr.serve.build import Known
+
 HELD = 240  # rows that are held back in all: a standard error of three points for a mean over tasks, and some seconds
 MOST, LEAST = 64, 8  # of one task
 SHARE = 3  # a third of a task's rows at most: the rest has to teach
@@ -48,15 +51,14 @@ class Check(CheckView):
 
     made_for: str = ""  # digest of weights, rows and limits
     blends: tuple[tuple[float, ...], ...]  # (N, K) that were measured by the method that is taken
-    earned: tuple[tuple[float | None, ...], ...]  # (N, V) None where a task was not asked
-    asked: tuple[tuple[int, ...], ...]  # (N, V) rows
-    seconds: float
+    sums: tuple[tuple[float, ...], ...]  # (N, V) of rewards
+    counts: tuple[tuple[float, ...], ...]  # (N, V) of the rows that were asked
 
     @property
     def known(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """What a router may be told beforehand: blends (N, K), rewards (N, V), NaN where unseen, and counts (N, V)."""
-        earned = [[np.nan if one is None else one for one in row] for row in self.earned]
-        return np.array(self.blends), np.array(earned), np.array(self.asked, dtype=np.float64)
+        sums, counts = np.array(self.sums), np.array(self.counts)
+        return np.array(self.blends), np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0), counts
 
     def save(self, folder: Path) -> None:
         """Keep it with the state."""
@@ -87,12 +89,6 @@ def divided(rows: Sequence[Row], tasks: Sequence[str], *, parameters: int) -> tu
         for number, row in enumerate(own):
             (held if number in chosen else rest).append(row)
     return held, rest
-
-
-def digest(moe: Moe, rows: Sequence[Row], *limits: object) -> str:
-    """What a check is made for."""
-    said = json.dumps([moe.fingerprint, [(row.task, row.text, row.target) for row in rows], *map(str, limits)])
-    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def sizes(moe: Moe) -> tuple[int, int]:
@@ -199,34 +195,31 @@ def grouped(shared: FloatArray, groups: int) -> NDArray[np.intp]:
             key=lambda two: float(loss[np.ix_(parts[two[0]], parts[two[1]])].mean()),
         )
         parts[a] += parts.pop(b)
-    labels = np.empty(len(shared), dtype=np.intp)
-    for g, part in enumerate(parts):
-        labels[part] = g
-    return labels
+    return np.array([next(g for g, part in enumerate(parts) if v in part) for v in range(len(shared))])
 
 
-def self_check(
-    moe: Moe,
-    rows: Sequence[Row],
-    space: LabelSpace,
-    *,
-    own: Sequence[int],
-    config: ServeConfig,
-    monitor: MonitorConfig | None = None,
-    report: Report = lambda *_: None,
-) -> Check:
-    """Measure the ways to serve experts, on labelled rows of their tasks; `own` (V,) is the expert of each task.
+def checked(
+    about: "Known", config: ServeConfig, state: Path, *, monitor: MonitorConfig | None, report: Report
+) -> Check | None:
+    """Measure the ways to serve experts on labelled rows of their tasks, or read what an earlier start has measured.
 
     Number of models and method are tried unless they are set; regression with Gram matrices that are measured first and
-    left where `moe.source` keeps them. Raises ConfigError where nothing can be measured.
+    left in the state. None, and a report why, where nothing can be measured.
     """
-    start, models, method = time.monotonic(), config.models, config.method
+    moe, rows, space, own = about.moe, about.rows, about.space, about.own
+    models, method = config.models, config.method
+    moe.source.measured = measured_in(state, moe)
+    told = json.dumps([moe.fingerprint, moe.num_experts, [(row.task, row.text, row.target) for row in rows]])
+    limits = (config.memory, models, method, config.precision)
+    made_for = hashlib.sha256(f"{told} {limits}".encode()).hexdigest()
+    if (kept := Check.load(state, made_for)) is not None:
+        return kept
     names = [task.name for task in space.tasks]
     held, rest = divided(rows, names, parameters=sizes(moe)[0] // 4)
-    if not own:
-        raise ConfigError(UNKNOWN)
-    if not held:
-        raise ConfigError(f"the history has too few labelled rows: {SHARE * LEAST} a task are enough")
+    if not own or not held:
+        few = f"the history has too few labelled rows: {SHARE * LEAST} a task are enough"
+        report(f"no self-check: {few if own else UNKNOWN}", 0, 0)
+        return None
     taught = Monitor(names, config=monitor)
     taught.learn([row.text for row in rest], [row.task for row in rest])
     most = most_models(moe, config.memory, config.precision) if models is None else models
@@ -234,13 +227,11 @@ def self_check(
     counts = counts if models is None else counts[-1:]
     ready = [method] if method else ["average", *(["regression"] if _measured(moe, rest, space, own, report) else [])]
     checking = _Checking(moe, held, space, own, taught.snapshot(), config.precision)
-    V = len(names)
-    steps, done = V * (V + 1) // 2 + len(ready) * len(counts) + V, 0
+    V, done = len(names), itertools.count(1)
+    steps = V * (V + 1) // 2 + len(ready) * len(counts) + V
 
     def step() -> None:
-        nonlocal done
-        done += 1
-        report("self-check", done, steps)
+        report("self-check", next(done), steps)
 
     alone = np.empty(len(held))
     for v in range(V):
@@ -268,14 +259,20 @@ def self_check(
         ways=tuple(ways),
     )
     blends, rewards = zip(*checking.table(found.taken.method), strict=True)
-    parts = [[row[(checking.of == v) & np.isfinite(row)] for v in range(V)] for row in rewards]  # (N, V) of rewards
-    return Check(
+    earned, of = np.array(rewards), np.eye(V)[checking.of]  # (N, n) and (n, V)
+    check = Check(
         **vars(found),
-        blends=tuple(tuple(blend.tolist()) for blend in blends),
-        earned=tuple(tuple(float(part.mean()) if len(part) else None for part in row) for row in parts),
-        asked=tuple(tuple(map(len, row)) for row in parts),
-        seconds=time.monotonic() - start,
+        made_for=made_for,
+        blends=_rows(np.array(blends)),
+        sums=_rows(np.nan_to_num(earned) @ of),
+        counts=_rows(np.isfinite(earned) @ of),
     )
+    check.save(state)
+    return check
+
+
+def _rows(table: FloatArray) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, table.tolist()))
 
 
 def measured_in(state: Path, moe: Moe) -> Path:

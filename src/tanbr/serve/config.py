@@ -102,7 +102,7 @@ class ServeConfig(LoopConfig):
     keep_requests: int = Field(default=1_000_000, ge=1_000)
     """Requests (and pieces of feedback) that are kept; whole slots are forgotten when there are more."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the router, and of which requests are shadowed."""
+    """Seed of the router, and of which slots are held back."""
     max_active: int | None = Field(default=None, ge=1)
     """B, most experts in a blend; all of them if not given."""
 

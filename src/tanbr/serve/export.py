@@ -10,12 +10,11 @@ from tanbr.loop.slot import Slot
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.export import About
-from tanbr.serve.adopt import Adoption
 from tanbr.serve.check import measured_in
 from tanbr.serve.journal import read_practice, read_slot
-from tanbr.serve.lineage import MadeFor, expert_names, made_for, read_made_for
+from tanbr.serve.lineage import Adoption, MadeFor, expert_names, made_for, read_made_for
 from tanbr.serve.records import WorthView
-from tanbr.serve.store import peek
+from tanbr.serve.store import peek, reading
 from tanbr.tasks.card import FILE, Card, card_text, read_card
 from tanbr.types import Blend
 
@@ -66,11 +65,9 @@ def served(state: Path, *, number: int = 1) -> Served:
     if number > len(slot.versions):
         models = len(slot.versions)
         raise InputError(f"--model must be from 1 to {models}, as many as {state} serves side by side (got {number})")
-    try:
+    with reading(state):
         origin = json.loads(text)
-        moe = open_moe(**origin, method="average")
-    except (TypeError, KeyError, ValueError):
-        raise StateError(f"{state} does not say where its experts are; start a server on it once") from None
+    moe = open_moe(**origin, method="average")
     if made.method != "average":
         moe.source.measured = measured_in(state, moe)
         moe = Moe(moe.source, method=made.method)
@@ -86,11 +83,11 @@ def learned_card(state: Path) -> tuple[Card, MadeFor, dict[str, WorthView]]:
     one = served(state)
     made = one.made_for
     with peek(state) as store:
-        found = read_practice(store, experts=len(made.experts), tasks=len(made.tasks))
-    if found is None or not found.exercises:
-        raise StateError(f"{state} has practised nothing yet; serve on, and send labels, or rewards of 0 and 1")
-    if found.exercises < READY and all(of.expert is None for of in found.tasks):
-        raise StateError(f"{state} has practised too little yet ({found.exercises} exercises of {READY}); serve on")
+        found = read_practice(store)
+    done = 0 if found is None else found.exercises
+    if found is None or (done < READY and all(of.expert is None for of in found.tasks)):
+        said = f"{state} has practised too little yet ({done} exercises of {READY})"
+        raise StateError(f"{said}; serve on, and send labels, or rewards of 0 and 1")
     worth = dict(zip(made.tasks, found.tasks, strict=True))
     few = [f"{name} has {of.rows}" for name, of in worth.items() if of.rows < FEW or of.expert is None]
     if few:

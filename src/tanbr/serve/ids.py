@@ -10,8 +10,8 @@ import os
 from base64 import b32decode, b32encode
 from binascii import Error
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TypeAlias
 
 KEY_BYTES, EPOCH_BYTES = 32, 8
 MOST_EPOCHS = 256  # of which ids are still known
@@ -19,21 +19,16 @@ _RANDOM, _MAC = 7, 8
 _HEAD = 5  # bytes before the random ones
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """One life of a server."""
-
-    name: bytes
-    first: int  # slot that was open when it began; the epoch before ends with it, too
+Epoch: TypeAlias = tuple[bytes, int]  # one life of a server: its name, and the slot that was open when it began
 
 
 class RequestIds:
     """Issues and recognises ids with one secret key."""
 
-    def __init__(self, key: bytes, epochs: Sequence[Epoch] = (Epoch(b"", 0),)) -> None:
+    def __init__(self, key: bytes, epochs: Sequence[Epoch] = ((b"", 0),)) -> None:
         self._key = key
-        ends = [epoch.first for epoch in epochs[1:]] + [1 << 62]
-        self._epochs = [(epoch.name, epoch.first, end) for epoch, end in zip(epochs, ends, strict=True)][::-1]
+        ends = [first for _, first in epochs[1:]] + [1 << 62]  # an epoch ends with the slot that the next began with
+        self._epochs = [(*epoch, end) for epoch, end in zip(epochs, ends, strict=True)][::-1]
 
     def take_over(self, other: "RequestIds") -> None:
         """Issue and recognise ids as another does: a replica's learner was started again."""

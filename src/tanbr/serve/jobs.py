@@ -216,14 +216,13 @@ class Replies:
     def written(self, part: Part, live: Live) -> None:
         """Answer prompts; tokens without a text fail their request alone."""
         rows = [part.written[row] for row in part.rows]
-        tokens = tuple(row.tokens for row in rows)
         try:
-            whole = self._tokenizer.batch_decode([list(row) for row in tokens], skip_special_tokens=True)
+            whole = self._tokenizer.batch_decode([list(row.tokens) for row in rows], skip_special_tokens=True)
         except Exception as error:  # the tokenizer raises whatever its library does
             part.fail(ServiceError(f"the model wrote what its tokenizer has no text for ({error})"))
             return
         texts = [text if row.text is None else row.text for text, row in zip(whole, rows, strict=True)]
-        self._tell([part], live, list(zip(rows, texts, strict=True)), tokens=tokens)
+        self._tell([part], live, list(zip(rows, texts, strict=True)))
 
     def _reweighed(self, parts: Sequence[Part], logits: FloatArray, reweigh: Reweigh) -> FloatArray:
         """Weigh the labels (n, columns) of texts whose tasks are known, or named, by these."""
@@ -244,8 +243,7 @@ class Replies:
         done = passage.complete
         passage.take(event, [self._ids.show(value) for value in passage.ids])
         if passage.complete and not done:
-            tokens = tuple(map(tuple, passage.tokens)) if any(passage.tokens) else None
-            self._put([passage.part], live, tuple(passage.ids), tokens=tokens)
+            self._put([passage.part], live, tuple(passage.ids))
 
     def _tell(self, parts: Sequence[Part], live: Live, answers: Any, **kept: Any) -> None:
         """Tell the learner, with what is to be `kept` of them, then give the jobs their answers (n,)."""
@@ -263,7 +261,6 @@ class Replies:
         raw: tuple[bytes, ...],
         *,
         logits: FloatArray | None = None,
-        tokens: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
         for part in parts:
             part.trace(live)
@@ -275,7 +272,6 @@ class Replies:
                 raw,
                 tuple(part.job.texts[row] for part in parts for row in part.rows),
                 logits,
-                tokens,
                 place=live.place,
                 seen=Recognition.concatenate(seen) if len(seen) == len(parts) else None,
                 named=_named_tasks(parts),

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from tanbr.errors import StateError
 from tanbr.loop.choose import Pin
 from tanbr.loop.guard import Guard
 from tanbr.loop.holdback import WINDOW, Toss
@@ -19,7 +19,7 @@ from tanbr.loop.rewards import Trust
 from tanbr.loop.slot import Reason, Slot, Turn, Version
 from tanbr.loop.world import MixSource
 from tanbr.router.shell import AskTell
-from tanbr.serve.records import PracticeView
+from tanbr.serve.records import PracticeView, ServiceError
 from tanbr.serve.store import Store, StoreReader, reading, shown
 from tanbr.types import Decision, as_blend, as_task_mix
 
@@ -40,7 +40,6 @@ def write_turn(
     `regret` is of the slot that opens.
     """
     store.check_files()  # a folder that was deleted is not made anew in parts
-    old = {name: store.meta(name) for name in STATES}
     names = {name: f"{name}-{turn.opened.number}.state" for name in STATES}
     for name, file in names.items():
         save(getattr(learner, name), store.folder / file)
@@ -58,9 +57,16 @@ def write_turn(
                 write.execute("UPDATE slots SET told = 1, reward = ?, counts = ? WHERE slot = ?", values)
         _write_opened(write, turn.opened, regret)
         _write_versions(write, learner.versions)
-    for name in STATES:
-        if old[name] is not None and old[name] != names[name]:
-            (store.folder / old[name]).unlink(missing_ok=True)
+    _tidy(store)
+
+
+def _tidy(store: Store) -> None:
+    """Delete the states that are not named any more, or never were: a process was killed."""
+    with suppress(OSError, ServiceError):  # the turn is written: what stays goes with the next
+        named = {store.meta(name) for name in STATES}
+        for file in (file for name in STATES for file in store.folder.glob(f"{name}-*.state")):
+            if file.name not in named:
+                file.unlink(missing_ok=True)
 
 
 def save(thing: Any, path: Path) -> None:
@@ -97,14 +103,9 @@ def _write_versions(write: Connection, versions: Iterable[Version]) -> None:
     )
 
 
-def write_pin(store: Store, pin: Pin | None) -> None:
-    """Keep an operator's wish; it holds over restarts."""
-    store.set_meta("pinned", None if pin is None else pin_text(pin))
-
-
-def pin_text(pin: Pin) -> str:
-    """Write a pin as the store has it."""
-    return json.dumps({"blend": pin.blend.tolist(), "version": pin.version})
+def pin_text(pin: Pin | None) -> str | None:
+    """Write an operator's wish as the store has it; it holds over restarts."""
+    return None if pin is None else json.dumps({"blend": pin.blend.tolist(), "version": pin.version})
 
 
 def read_pin(store: Store) -> Pin | None:
@@ -134,10 +135,7 @@ def read_learner(
             pin=read_pin(store),
             tosses=tuple(read_tosses(store.slots(limit=WINDOW + 1))),
         )  # fmt: skip
-    named = {store.meta(name) for name in STATES}
-    for file in (file for name in STATES for file in store.folder.glob(f"{name}-*.state")):
-        if file.name not in named:
-            file.unlink(missing_ok=True)
+    _tidy(store)
     return learner
 
 
@@ -147,17 +145,10 @@ def read_trust(store: Store) -> Trust:
         return Trust(**json.loads(store.meta("trust") or "{}"))
 
 
-def read_practice(store: StoreReader, *, experts: int, tasks: int) -> PracticeView | None:
+def read_practice(store: StoreReader) -> PracticeView | None:
     """Read what practice had found; None if nothing was."""
     with reading(store.folder):
-        found = FOUND.validate_json(store.meta("practice") or "null")
-        if found is not None:
-            worth = [len(values) for one in found.tasks if one.rows for values in (one.rewards, one.errors)]
-            named = {one.expert for one in found.tasks} - {None}
-            sizes = {*worth, *(len(one.blend) for one in found.tried)} - {experts}
-            if sizes or len(found.tasks) != tasks or not named <= set(range(experts)):
-                raise ValueError("what practice found is of other experts or tasks")
-        return found
+        return FOUND.validate_json(store.meta("practice") or "null")
 
 
 def read_slot(row: dict[str, Any], *, experts: int, tasks: int, decisions: Iterable[Decision] = ()) -> Slot:
@@ -194,7 +185,5 @@ def read_tosses(rows: Sequence[dict[str, Any]]) -> list[Toss]:
 
 def state_file(store: Store, name: str) -> Path:
     """Find the file of a saved state."""
-    file = store.meta(name)
-    if not isinstance(file, str) or Path(file).name != file:
-        raise StateError(f"{store.folder} names no {name} to go on with (got {file!r}); restore it from a copy")
-    return store.folder / file
+    with reading(store.folder):
+        return store.folder / store.meta(name)

@@ -4,11 +4,10 @@ Whatever fails in a turn, what answers goes on answering: the old value is kept,
 """
 
 import math
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ from tanbr.loop.practice import Exercise
 from tanbr.loop.slot import Choice, Reason
 from tanbr.loop.turn import turn
 from tanbr.serve.config import step_back
-from tanbr.serve.journal import save, state_file, write_pin
+from tanbr.serve.journal import pin_text, save, state_file
 from tanbr.serve.panel import Broken, Message
 from tanbr.serve.records import ServiceError
 from tanbr.serve.world import Laps, ServedWorld
@@ -36,29 +35,22 @@ MOST_PAUSE = 60.0  # seconds; after a failure the next try waits twice as long a
 
 
 class LearnerThread:
-    """Turns slots; other threads give it what was answered, and ask it for things with `call`."""
+    """Turns slots; other threads give it what was answered, and come between two of its steps with `call`."""
 
-    def __init__(
-        self,
-        world: ServedWorld,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        opened: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, world: ServedWorld, *, opened: Callable[[], None] = lambda: None) -> None:
         """Go on with the world's open slot; `opened` is called when requests need not wait for a turn any more."""
         self.world, self.view, self.alarms = world, world.view, world.alarm
         self._config, self._answers, self._store = world.config, world.answers, world.store
-        self._clock, self._opened = clock, opened
+        self._clock, self._opened = time.monotonic, opened
         self.alarms.slot = self.learner.slot.number
         self._seen = self._store.last_seq()  # feedback that the guard has seen
-        self._last = (-1, 0, 0)  # the slot that ended last, requests after which it did, and those during its turn
+        self._last = (-1, 0)  # the slot that ended last, and requests after which it did
         self._waits = (-1, 0.0)  # the slot that was full last, and until when requests wait for it to turn
-        self._grown = False  # whether the last slot held more than it should
-        self._started = clock()  # of the open slot
-        self._rests = {"read": (0.0, 0.0), "end": (0.0, 0.0)}  # step that failed → seconds it rests, and until when
-        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._sending = threading.Lock()
-        self._ended = False  # whether nobody will do what is sent from now on; guarded by the lock
+        self._started = self._clock()  # of the open slot
+        self._rests: dict[str, tuple[float, float]] = {}  # step → seconds that it rests if it failed, and until when
+        self._broken: deque[int] = deque()  # versions that answer with NaN
+        self._working = threading.RLock()  # to hold while the learner is changed
+        self._ended = False  # whether the thread ran and does so no more
         self._wake = threading.Event()
         self._stopping = False
         self.faults: tuple[str, ...] = ()  # why the thread died
@@ -89,8 +81,8 @@ class LearnerThread:
     def put(self, message: Message) -> None:
         """Take what a replica says: what it answered, or that a version answers with NaN and it went back."""
         if isinstance(message, Broken):
-            version = message.version
-            self._send(lambda: self.dismiss(version, "it answers with NaN", worthless=True))
+            self._broken.append(message.version)
+            self._wake.set()
             return
         held, target = self._answers.put(message), self._target
         if target is not None and held >= target:
@@ -99,11 +91,10 @@ class LearnerThread:
     @property
     def _target(self) -> int | None:
         """Requests after which the open slot ends: fewer by those that the last one held too many, to a point."""
-        wanted, (slot, target, meanwhile) = self._config.slot_requests, self._last
+        wanted, (slot, target) = self._config.slot_requests, self._last
         if wanted is None:
             return None
-        over = min(max(0, self._answers.held_by(slot) - target), wanted // 4)
-        return max(wanted - over, meanwhile // 3)
+        return wanted - min(max(0, self._answers.held_by(slot) - target), wanted // 4)
 
     def room(self, slot: int, at_work: int) -> tuple[float, bool]:
         """How many requests fit into a slot, beside those at work, and whether others wait until it has turned.
@@ -122,21 +113,13 @@ class LearnerThread:
         return target + wanted // 4 - taken, full
 
     def call(self, command: Callable[[], Result]) -> Result:
-        """Do something in this thread, between two of its own steps; blocks until it is done."""
-        if self._stopping or not self._thread.is_alive():
-            raise ServiceError(*self.faults or ["the server is stopping"])
-        return self._send(command).result()
+        """Do something between two of the thread's own steps; blocks until it is done."""
+        with self._working:
+            if self._stopping or not self._thread.is_alive():
+                raise ServiceError(*self.faults or ["the server is stopping"])
+            return command()
 
-    def _send(self, command: Callable[[], Result]) -> "Future[Result]":
-        future: Future[Result] = Future()
-        with self._sending:
-            self._commands.put((command, future))
-            if self._ended:
-                self._refuse()
-        self._wake.set()
-        return future
-
-    # --- what operators, and the guard in their place, ask for: in the learner's thread ------------------------------
+    # --- what operators, and the guard in their place, ask for: with `call`, or in the thread ------------------------
 
     def end_slot(self) -> int:
         """End the slot now; the number of the next."""
@@ -201,7 +184,7 @@ class LearnerThread:
         return known[version]
 
     def _set_pin(self, pin: Pin | None) -> None:
-        write_pin(self._store, pin)
+        self._store.set_meta("pinned", pin_text(pin))
         self._show(replace(self.learner, pin=pin))
 
     def practised(self, done: Exercise, earned: FloatArray) -> None:
@@ -223,6 +206,7 @@ class LearnerThread:
             self._waits = old.slot.number, -math.inf
             self._opened()
             return False
+        self._last = old.slot.number, self._target or 0
         self.view, self.alarms.slot = self.world.view, learner.slot.number
         self._started = self._clock()
         self._opened()
@@ -253,7 +237,7 @@ class LearnerThread:
             self._seen = max([self._seen, *(row.seq for row in given)])
         except Exception as raised:
             error = raised
-        if error is not None:  # the disk, the monitor, a shadow: the slots must turn all the same
+        if error is not None:  # the disk, the monitor: the slots must turn all the same
             self.alarms(f"what was answered cannot be read: {type(error).__name__}: {error}")
         return error is None
 
@@ -270,46 +254,31 @@ class LearnerThread:
         except BaseException as error:  # nobody else would ever hear of it
             self.faults = (f"the slot thread died of {type(error).__name__}, and nothing is learned any more: restart",)
             self.alarms(*self.faults)
-        with self._sending:
-            self._ended = True
-            self._refuse()
+        self._ended = True
         self._opened()
 
-    def _refuse(self) -> None:
-        """Leave nobody waiting for a thread that has ended; the caller holds the lock."""
-        while not self._commands.empty():
-            self._commands.get()[1].set_exception(ServiceError(*self.faults or ["the server is stopping"]))
-
     def _run(self) -> None:
-        torch.set_num_threads(1)  # merges, probes and shadows leave the other cores to the requests,
+        torch.set_num_threads(1)  # merges and probes leave the other cores to the requests,
         step_back()  # and this one if need be
         while not self._stopping:
             self._wake.wait(TICK)
             self._wake.clear()
             self.step()
-        self._obey()
-        self._rests.clear()
-        self.saved = self._attempt("read", self.read) & self._attempt("save", self.save)
+        with self._working:
+            self._rests.clear()
+            self.saved = self._attempt("read", self.read) & self._attempt("save", self.save)
 
     def step(self) -> None:
-        """Look once: what others ask for, what was answered, and whether the slot is to end."""
-        self._obey()
-        self._attempt("read", self.read)
-        self._attempt("judge", self._judge)
-        if self._due():
-            self._attempt("end", self._end)
-
-    def _obey(self) -> None:
-        while not self._commands.empty():
-            command, future = self._commands.get()
-            try:
-                future.set_result(command())
-            except Exception as error:
-                future.set_exception(error)
+        """Look once: what was answered, whether it was good, and whether the slot is to end."""
+        with self._working:
+            self._attempt("read", self.read)
+            self._attempt("judge", self._judge)
+            if self._due():
+                self._attempt("end", self.turn)
 
     def _attempt(self, name: str, step: Callable[[], bool | None]) -> bool:
         """Take a step that must not end the thread; what failed, or gave False, is not tried again too soon."""
-        rest, until = self._rests.get(name, (0.0, 0.0))
+        rest, until = self._rests.get(name, (0.0, -math.inf))
         if self._clock() < until:
             return False
         try:
@@ -317,12 +286,14 @@ class LearnerThread:
         except Exception as error:
             self.alarms(f"{name} failed: {type(error).__name__}: {error}")
             done = False
-        if name in self._rests:
-            rest = 0.0 if done else min(MOST_PAUSE, max(TICK, 2 * rest))
-            self._rests[name] = rest, self._clock() + rest
+        rest = 0.0 if done else min(MOST_PAUSE, max(TICK, 2 * rest))
+        self._rests[name] = rest, self._clock() + rest
         return done
 
     def _judge(self) -> None:
+        while self._broken:
+            self.dismiss(self._broken[0], "it answers with NaN", worthless=True)
+            self._broken.popleft()
         judged = self.learner.judged()
         if judged is not None:
             self.dismiss(*judged)
@@ -337,23 +308,3 @@ class LearnerThread:
         if not requests:  # nobody came: the slot goes on
             self._started = self._clock()
         return requests > 0
-
-    def _end(self) -> bool:
-        """End the slot; what came since it was full belongs to it, and the next is shorter by as much, to a point.
-
-        If turns take longer than slots, the learner rests a quarter of the time, which is left to the requests.
-        """
-        slot, started = self.learner.slot.number, self._clock()
-        before, target = self._answers.held_by(slot), self._target
-        if not self.turn():
-            return False
-        held, wanted = self._answers.held_by(slot), self._config.slot_requests
-        if wanted is not None and target is not None:
-            self._last = slot, target, held - before
-            grown, self._grown = self._grown, held > wanted + max(self._config.batch, wanted // 4)
-            if self._grown and not grown:
-                self.alarms(
-                    f"slots grow: slot {slot} held {held} requests instead of {wanted}, as they come faster than a "
-                    f"slot is turned ({self._started - started:.1f} s); what comes meanwhile belongs to it"
-                )
-        return True

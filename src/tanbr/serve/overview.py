@@ -25,7 +25,7 @@ from tanbr.serve.records import (
     Why,
     WorthView,
 )
-from tanbr.types import FloatArray, SlotRecord
+from tanbr.types import SlotRecord
 
 HALF = 1.96  # standard errors in half of a 95% interval
 
@@ -58,25 +58,12 @@ def view_of(learner: Learner, kept: PracticeView | None = None, *, alarm: Callab
         alarm(f"the router does not explain itself: {type(error).__name__}: {error}")
         return View(learner, kept)
     found = practice_view(learner, kept)
-    sentence = (
-        f"of {terms.candidates} blends {this} may earn most for the mix: {terms.mean:.3f} is expected, "
-        f"and it may be up to {terms.bound:.3f}"
-    )
+    how = f": {terms.mean:.3f} is expected, and it may be up to {terms.bound:.3f}"
     if found is not None and found.tried:
-        sentence = _by_practice(decision.blends, found)
+        how = f", as practice decided after {found.exercises} exercises on logged requests"
+    sentence = f"of {terms.candidates} blends {this} may earn most for the mix{how}"
     why = Why(sentence, terms.mean, terms.uncertainty, terms.bound)
     return View(learner, kept, regret=max(0.0, best - terms.mean), why=why)
-
-
-def _by_practice(blends: FloatArray, found: PracticeView) -> str:
-    """Say what the nearest blend that was tried has gained; of a panel, that practice decided."""
-    decided = f"practice decided, after {found.exercises} exercises"
-    if len(blends) > 1:
-        return f"{decided} on logged requests: these {len(blends)} models together may earn most for the mix"
-    away = np.abs(np.array([one.blend for one in found.tried]) - blends[0]).sum(axis=1)
-    one, what = found.tried[int(away.argmin())], "this blend" if away.min() < 0.01 else "the nearest blend tried"
-    gain = f"{100 * one.gain:+.1f} ± {100 * one.error:.1f} points"
-    return f"{decided}: {what} ({one.why}) gained {gain} over the even blend on {one.rows} logged requests"
 
 
 def practice_view(learner: Learner, kept: PracticeView | None) -> PracticeView | None:
@@ -85,20 +72,18 @@ def practice_view(learner: Learner, kept: PracticeView | None) -> PracticeView |
     router: Any = learner.router
     if practice is None:
         return None
-    tasks = (WorthView(0, 0, None),) * practice.tasks if kept is None else kept.tasks
+    before = kept or PracticeView(0, (WorthView(0, 0, None),) * practice.tasks, ())
     means, errors, counts = practice.experts_alone()
-    for v in np.flatnonzero(counts).tolist():
-        found = int(counts[v]), 0, None, tuple(means[v].tolist()), tuple((HALF * errors[v]).tolist())
-        tasks = (*tasks[:v], WorthView(*found), *tasks[v + 1 :])
-    logged = np.bincount(practice.of, minlength=practice.tasks).tolist()
-    now = zip(tasks, logged, router.own_experts.tolist(), strict=True)
-    tasks = tuple(replace(one, logged=held, expert=own if own >= 0 else None) for one, held, own in now)
+    logged, tasks = np.bincount(practice.of, minlength=practice.tasks).tolist(), []
+    for v, (worth, own) in enumerate(zip(before.tasks, router.own_experts.tolist(), strict=True)):
+        if counts[v]:
+            worth = WorthView(int(counts[v]), 0, None, tuple(means[v].tolist()), tuple((HALF * errors[v]).tolist()))
+        tasks.append(replace(worth, logged=logged[v], expert=own if own >= 0 else None))
     tried = [
         TriedView(one.slot, tuple(one.blend.tolist()), one.why, one.rows, one.gain, HALF * one.error)
         for one in reversed(practice.tried)
     ]
-    before = PracticeView(0, (), ()) if kept is None else kept
-    return PracticeView(before.exercises + practice.done, tasks, (*tried, *before.tried)[:SHOWN])
+    return PracticeView(before.exercises + practice.done, tuple(tasks), (*tried, *before.tried)[:SHOWN])
 
 
 def describe(moe: Moe, queue: Queue, *, config: ServeConfig, expert_names: tuple[str, ...]) -> ServiceInfo:

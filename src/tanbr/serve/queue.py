@@ -70,7 +70,6 @@ class Queue:
         here = config.device == "cpu" and not engine.relays  # a GPU runs one batch at a time; engines make their own
         self._workers = config.workers or (min(self._cores, MOST_WORKERS) if here else 1)
         self._conversations = Conversations(config.conversation_seconds)
-        self._measures = config.rewards.shadow > 0  # whether an engine must be asked for its tokens
         self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
         self._chat = ChatTemplate(engine.encode.tokenizer)
         self.chat, self.folder_of = self._chat.render, engine.folder_of
@@ -461,7 +460,7 @@ class Queue:
             live = hold.enter_context(self.engine.using(panel, part.place, version))
         if call.conversation and call.chosen:
             self._conversations.note(call.conversation, live.version)
-        passage = Passage(part, call, live, self.engine.live.slot, measure=self._measures)
+        passage = Passage(part, call, live, self.engine.live.slot)
 
         def hear(event: dict[str, Any]) -> None:
             self._replies.relayed(passage, event)

@@ -1,7 +1,7 @@
 """The values that a service takes and gives. Clients see those that derive from `Shown` in JSON, NaN as null."""
 # ruff: noqa: D102 - an observer's methods have a comment each
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -99,24 +99,18 @@ class Receipt(Shown):
 
     outcomes: tuple[Outcome, ...]
     """One for each piece, in order."""
+    accepted: int
+    """How many are new."""
+    repeated: int
+    """How many were there already; the first counts, so nothing changes."""
+    unknown: int
+    """How many name no answer that this server gave within the slots it keeps."""
 
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def accepted(self) -> int:
-        """How many are new."""
-        return self.outcomes.count("accepted")
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def repeated(self) -> int:
-        """How many were there already; the first counts, so nothing changes."""
-        return self.outcomes.count("repeated")
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def unknown(self) -> int:
-        """How many name no answer that this server gave within the slots it keeps."""
-        return self.outcomes.count("unknown")
+    @classmethod
+    def of(cls, outcomes: Iterable[Outcome]) -> "Receipt":
+        """Count what became of the pieces."""
+        all_of = tuple(outcomes)
+        return cls(all_of, all_of.count("accepted"), all_of.count("repeated"), all_of.count("unknown"))
 
 
 @dataclass(frozen=True, kw_only=True)

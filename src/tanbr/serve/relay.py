@@ -42,13 +42,11 @@ class Call:
 class Passage:
     """What one model answers of a request: what goes to the engine, and what of its answer goes to the client."""
 
-    def __init__(self, part: "Part", call: Call, live: Live, slot: int, *, measure: bool) -> None:
-        """Take the model that answers; with `measure`, the engine is also asked for its tokens."""
+    def __init__(self, part: "Part", call: Call, live: Live, slot: int) -> None:
+        """Take the model that answers."""
         self.part, self._call = part, call
-        self._measure = measure and "messages" not in call.body  # of a chat it is not known what its template makes
         self.live = live if call.chosen else replace(live, place=NOT_CHOSEN, slot=slot)
         self.ids: Sequence[bytes] = ()
-        self.tokens: list[list[int]] = [[] for _ in part.rows]
         self._ended = 0  # answers that are complete
         self.rest: dict[str, Any] = {}  # the whole answer, or the event after a stream's last choice
 
@@ -58,7 +56,7 @@ class Passage:
         call, rows, body = self._call, self.part.rows, dict(self._call.body)
         if len(rows) < len(self.part.job.texts):
             body["prompt"] = [call.prompts[row // call.n] for row in rows[:: call.n]]
-        return body | {"return_token_ids": True} if self._measure else body
+        return body
 
     @property
     def complete(self) -> bool:
@@ -72,10 +70,6 @@ class Passage:
             row = range(len(shown))[choice["index"]]
             choice |= {"index": self.part.rows[row], "request_id": shown[row], "merge_version": version}
             self._ended += choice["finish_reason"] is not None
-            if self._measure:
-                self.tokens[row] += choice.get("token_ids") or ()
-                if not self._call.body.get("return_token_ids"):
-                    choice |= {name: None for name in ("token_ids", "prompt_token_ids") if name in choice}
         kind, name = str(event["id"]).partition("-")[0], self._call.name if version is None else f"{VERSION}{version}"
         event |= {"id": f"{kind}-{shown[0]}", "model": name, "merge_version": version}
 

@@ -26,7 +26,6 @@ from tanbr.moe.device import device_of
 from tanbr.monitor import Monitor
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router import AskTell, Tanbr
-from tanbr.serve.adopt import Adoption, inherit
 from tanbr.serve.answer_log import AnswerLog
 from tanbr.serve.backends import Builder
 from tanbr.serve.backends.choose import instructions
@@ -37,7 +36,7 @@ from tanbr.serve.ids import RequestIds, slot_of
 from tanbr.serve.journal import read_learner, read_pin, read_trust, state_file
 from tanbr.serve.labels import label_space
 from tanbr.serve.learner import LearnerThread
-from tanbr.serve.lineage import lineage, made_for
+from tanbr.serve.lineage import Adoption, inherit, lineage, made_for
 from tanbr.serve.overview import describe, model_views, practice_view, slot_view, version_view
 from tanbr.serve.panel import Message
 from tanbr.serve.practice import PracticeThread
@@ -53,10 +52,8 @@ from tanbr.serve.records import (
     SlotView,
     VersionView,
 )
-from tanbr.serve.shadow import Shadow
 from tanbr.serve.store import FeedbackRow, Store
 from tanbr.serve.world import Alarms, ServedWorld
-from tanbr.tasks.card import read_card
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import FloatArray, Text, as_blend
 
@@ -97,7 +94,7 @@ class Service(Queue):
 
         `router` and `monitor` are for the first start; later ones go on with what was learned and the settings of
         `router` and `monitor_config` (the monitor's own if None). A state that cannot is refused, or with `adopt` goes
-        on by names (`adopt.py`); `say` gets what is kept of it. `texts` are past requests, to judge a precision by;
+        on by names (`lineage.py`); `say` gets what is kept of it. `texts` are past requests, to judge a precision by;
         `own_experts` (V,) is the expert of each task. `backend` runs the models in place of the one that `config` names
         (`tanbr.engines`). An engine by `make_engine` whose `answers_here` is False has replicas elsewhere that answer
         (`tanbr.fleet`). Raises TanbrError for anything a user can put right.
@@ -127,8 +124,7 @@ class Service(Queue):
         with ExitStack() as undo:
             undo.callback(_undone, store, missing)
             wanted = made_for(moe, names)
-            found = lineage(store, wanted, adopt=adopt)
-            adoption = None if found == wanted else Adoption(found, wanted).check(store)
+            adoption = lineage(store, wanted, adopt=adopt)
             learner = None
             try:
                 if adoption is None:
@@ -169,19 +165,9 @@ class Service(Queue):
             if adoption is not None:
                 adoption.carry_out(store, config.rewards, say=say)
             observer = observer or Observer()
-            if engine.live.backend.embeds and config.rewards.shadow:
-                raise ConfigError("nobody can agree with a vector; set the reward source shadow to 0")
             space = None if engine.writes else label_space(tasks, engine.columns)
             self._scored = space if config.rewards.labels > 0 else None  # where labels count as rewards
-            answers = AnswerLog(
-                store,
-                config=config,
-                encode=engine.encode,
-                shadow=Shadow(moe, experts_of=read_card(moe.path).experts_of(names)) if config.rewards.shadow else None,
-                classes=len(engine.columns) if space is None else space.classes,
-                keep_logits=self._scored is not None,
-                tasks=len(names),
-            )
+            answers = AnswerLog(store, keep_logits=self._scored is not None, tasks=len(names))
             alarm = Alarms(observer)
             world = ServedWorld(engine, store, answers, config=config, space=space, probes=probes, alarm=alarm)
             practises = space is not None and config.practice > 0 and engine.answers_here and backend is None
@@ -279,7 +265,7 @@ class Service(Queue):
             self._refuses = True
             raise
         self._refuses = self._refuses and not kept
-        receipt = Receipt(tuple("unknown" if row is None else next(taken) for row in rows))
+        receipt = Receipt.of("unknown" if row is None else next(taken) for row in rows)
         for outcome, count in Counter(receipt.outcomes).items():
             self._observer.feedback(outcome, count)
         return receipt
@@ -388,7 +374,7 @@ class Service(Queue):
         return self.call(LearnerThread.end_slot)
 
     def call(self, command: Callable[[LearnerThread], Result]) -> Result:
-        """Let a command of an operator run in the learner's thread; blocks until it is done."""
+        """Let an operator's command run between two steps of the learner's thread; blocks until it is done."""
         return self.learning.call(lambda: command(self.learning))
 
 

@@ -41,8 +41,7 @@ CREATE TABLE feedback (
     label REAL                 -- number of the true label, or the true score, if it was given
 );
 CREATE INDEX feedback_of_slot ON feedback (slot, seq);
-CREATE UNIQUE INDEX first_feedback ON feedback (id, source = 'shadow')  -- a client's, and the server's own
-;
+CREATE UNIQUE INDEX first_feedback ON feedback (id);
 CREATE TABLE slots (
     slot INTEGER PRIMARY KEY, decision INTEGER, mix VECTOR TEXT NOT NULL, note TEXT NOT NULL, started REAL NOT NULL,
     ended REAL, estimate VECTOR TEXT, unknown REAL NOT NULL DEFAULT 0, regret REAL,
@@ -77,7 +76,6 @@ _OVER = (  # slot of the request, and of the feedback, that is one too many, cou
     ("SELECT id FROM requests ORDER BY id DESC LIMIT 1 OFFSET ?", slot_of),
     ("SELECT slot FROM feedback ORDER BY slot DESC LIMIT 1 OFFSET ?", int),
 )
-_DAMAGED = (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # 0: values that are not ours
 _FORGET = tuple(f"DELETE FROM {table} WHERE slot < ?" for table in ("feedback", "models", "slots"))  # noqa: S608
 
 
@@ -165,30 +163,28 @@ class StoreReader:
     @property
     def next_slot(self) -> int:
         """The first number that no slot has had."""
-        return max(self._number("SELECT MAX(slot) + 1 FROM slots"), int(self.meta("next_slot") or 0))
+        return self._number("SELECT MAX(slot) + 1 FROM slots")
 
     @property
     def last_version(self) -> int:
         """The highest number that a merge version has had."""
-        kept = (self._number(f"SELECT MAX(version) FROM {table}") for table in ("models", "versions"))  # noqa: S608
-        return max(*kept, int(self.meta("last_version") or 0))
+        return max(self._number(f"SELECT MAX(version) FROM {table}") for table in ("models", "versions"))  # noqa: S608
 
     def slots(self, *, before: int | None = None, limit: int = -1) -> list[dict[str, Any]]:
         """Read slots with their models, newest first."""
         query = "SELECT * FROM slots WHERE slot < ? AND slot >= ? ORDER BY slot DESC LIMIT ?"
-        newest = (1 << 62) if before is None else before
-        return self._with_models(self._rows(query, (newest, self.oldest, limit)))
+        return self._with_models(query, (1 << 62) if before is None else before, self.oldest, limit)
 
     def untold(self) -> list[dict[str, Any]]:
         """Read the slots whose reward the router does not know, with their models, oldest first."""
-        return self._with_models(self._rows("SELECT * FROM slots WHERE NOT told ORDER BY slot"))
+        return self._with_models("SELECT * FROM slots WHERE NOT told ORDER BY slot")
 
     def versions(self) -> list[dict[str, Any]]:
         """Read versions, newest first."""
         return self._rows("SELECT * FROM versions ORDER BY version DESC")
 
-    def _with_models(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        slots = {row["slot"]: row | {"models": []} for row in rows}
+    def _with_models(self, query: str, *values: int) -> list[dict[str, Any]]:
+        slots = {row["slot"]: row | {"models": []} for row in self._rows(query, values)}
         span = (min(slots, default=0), max(slots, default=-1))
         for model in self._rows("SELECT * FROM models WHERE slot BETWEEN ? AND ? ORDER BY slot, place", span):
             if model["slot"] in slots:
@@ -243,10 +239,8 @@ class Store(StoreReader):
                 super().__init__(folder, opened.enter_context(closing(_connect(path))))
                 self._opened = opened.pop_all()
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:
-            if _damaged(error):
-                advice = "restore the folder from a copy, or give another --state"
-                raise StateError(f"{path} is damaged ({error}); {advice}") from None
-            raise StateError(f"{path} cannot be used ({error}); give a folder that can be written to") from None
+            advice = "restore the folder from a copy, or give another --state"
+            raise StateError(f"{path} cannot be used ({error}); {advice}") from None
 
     def close(self) -> None:
         """Release the file and the folder."""
@@ -263,17 +257,14 @@ class Store(StoreReader):
     @property
     def key(self) -> bytes:
         """The secret that request ids are recognised by."""
-        key = self.meta("key")
-        if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-            raise StateError(f"{self.folder} holds no key for request ids; restore it from a copy")
-        return key
+        return bytes(self.meta("key"))
 
     def begin_epoch(self, slot: int) -> list[Epoch]:
         """Note that a server starts at an open slot; all starts whose request ids are known, this one last."""
         with reading(self.folder):
-            known = [Epoch(bytes.fromhex(name), int(first)) for name, first in json.loads(self.meta("epochs") or "[]")]
-        epochs = [*known, Epoch(os.urandom(EPOCH_BYTES), slot)][-MOST_EPOCHS:]
-        self.set_meta("epochs", json.dumps([[epoch.name.hex(), epoch.first] for epoch in epochs]))
+            known = [(bytes.fromhex(name), int(first)) for name, first in json.loads(self.meta("epochs") or "[]")]
+        epochs = [*known, (os.urandom(EPOCH_BYTES), slot)][-MOST_EPOCHS:]
+        self.set_meta("epochs", json.dumps([(name.hex(), first) for name, first in epochs]))
         return epochs
 
     # --- requests and feedback --------------------------------------------------------------------------------------
@@ -291,7 +282,7 @@ class Store(StoreReader):
                     write.execute(statement, {"slot": slot, "place": place, "count": count})
 
     def add_feedback(self, rows: Sequence[FeedbackRow]) -> list[Outcome]:
-        """Take feedback in, one per id and one more by shadowing; it is on disk when this returns."""
+        """Take feedback in, one per id; it is on disk when this returns."""
         outcomes: list[Outcome] = []
         now = time.time()
         with self.transaction() as write:
@@ -335,19 +326,13 @@ class Store(StoreReader):
                     self._write.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
                 self.check_files()
             except (sqlite3.Error, OSError) as error:
-                advice = "restore it from a copy" if _damaged(error) else "nothing was taken in"
-                raise ServiceError(f"the state cannot be written ({error}); {advice}") from None
+                raise ServiceError(f"the state cannot be written ({error}); nothing was taken in") from None
 
     def check_files(self) -> None:
         """Check that the files are still in the folder: SQLite can write to a deleted file without an error."""
         for path, number in self._files:
             if not path.exists() or path.stat().st_ino != number:
                 raise OSError(f"{path.name} was taken away under the server: restart it")
-
-
-def _damaged(error: Exception) -> bool:
-    """Whether the file holds what no store wrote; otherwise the disk or the folder is in the way."""
-    return not isinstance(error, OSError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -13,7 +13,7 @@ import numpy as np
 from tanbr.loop.guard import Probes
 from tanbr.loop.learner import Learner
 from tanbr.loop.practice import Logged, decides
-from tanbr.loop.rewards import SHADOW, Given, Tally
+from tanbr.loop.rewards import Given, Tally
 from tanbr.loop.slot import Choice, Reason, Slot, Turn
 from tanbr.monitor.recogniser import by_mix
 from tanbr.serve.answer_log import AnswerLog
@@ -72,7 +72,7 @@ class Alarms:
 
 
 class ServedWorld:
-    """Engine, store and answers, as the loop sees them; all in the learner's thread."""
+    """Engine, store and answers, as the loop sees them; one thread at a time."""
 
     view: View  # of the learner that was written down or resumed last
 
@@ -92,7 +92,7 @@ class ServedWorld:
         self._observer, self._space = alarm.observer, space
         self.last_reward, self.rewards, self.texts = store.last_seq, store.feedback, answers.texts_of
         self._last: tuple[SlotRecord | None, dict[str, float]] = None, {}  # last slot told, shares of its sources
-        self._kept = read_practice(store, experts=engine.moe.num_experts, tasks=answers.tasks)
+        self._kept = read_practice(store)
         self._drifting = False
         self._probes = list(probes) if space is not None else []
         names = [] if space is None else [task.name for task in space.tasks]
@@ -103,27 +103,26 @@ class ServedWorld:
 
     def logged(self, rows: Sequence[Given], mix: TaskMix) -> list[Logged]:
         """Look up requests to practise on: those whose texts are at hand, and whose right answers are known."""
-        if self._space is None:
+        space, learner = self._space, self.view.learner
+        if space is None:
             return []
-        rows = [row for row in rows if row.source != SHADOW]
-        ids, found = [row.id for row in rows], []
-        texts, logits, learner = self.texts(ids), self.answers.logits_of(ids), self.view.learner
+        found, recent = [], self.answers.recent([row.id for row in rows])
         blends = {slot.number: slot.blends for slot in (*learner.settling, learner.slot)}
         for row in rows:
-            if row.id not in texts or row.id not in logits or row.posterior is None or not row.counts:
+            batch, at = recent.get(row.id, (None, 0))
+            if batch is None or batch.logits is None or row.posterior is None or not row.counts:
                 continue
             posterior = by_mix(row.posterior[None], mix)[0]
             task = int(posterior.argmax()) if row.task is None else row.task
-            if decides(self._space.tasks[task], row.reward, row.label):
-                as_row = Row(self._space.tasks[task].name, texts[row.id], 0.0)
-                answer = float(self._space.read([as_row], logits[row.id][None])[0])
-                served = blends.get(row.slot, ())
+            if decides(space.tasks[task], row.reward, row.label):
+                text, served = batch.texts[at], blends.get(row.slot, ())
+                answer = float(space.read([Row(space.tasks[task].name, text, 0.0)], batch.logits[at][None])[0])
                 blend = served[row.place] if row.place < len(served) else None
-                found.append(Logged(row.id, texts[row.id], task, posterior, row.reward, answer, row.label, blend))
+                found.append(Logged(row.id, text, task, posterior, row.reward, answer, row.label, blend))
         return found
 
     def measured(self, slot: int) -> dict[int, Tally]:  # noqa: ARG002
-        """Nothing: what the server gives by itself is feedback as well."""
+        """Nothing: all that counts here comes from clients."""
         return {}
 
     def ended(self, number: int) -> Slot | None:

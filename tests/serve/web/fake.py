@@ -185,7 +185,7 @@ class FakeService:
                 else:
                     self.given[item.request_id] = item
                     outcomes.append("accepted")
-        return Receipt(tuple(outcomes))
+        return Receipt.of(outcomes)
 
     def state(self) -> ServiceState:
         last = self._slots[-1]
