@@ -29,7 +29,7 @@ from tanbr.moe.checkpoint import FileWatch
 from tanbr.moe.text import Columns, Inputs, TextEncoder
 from tanbr.serve.backends import BACKENDS, Backend, Builder
 from tanbr.serve.backends.choose import Precision
-from tanbr.serve.decode import NotFinite
+from tanbr.serve.decode import NotFinite, Row
 from tanbr.serve.panel import VERSION, Assignment, Live, Panel, Staged
 from tanbr.types import Blend, FloatArray, Text, as_blend
 
@@ -168,7 +168,7 @@ class Engine:
             if not backend.writes:
                 return bool(np.isfinite(backend.classify(inputs)).all())
             try:
-                backend.generate(inputs, limits=[1], on_step=lambda _: ())
+                backend.generate(inputs, [Row(1)])
             except NotFinite:
                 return False
             return True

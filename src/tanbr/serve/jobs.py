@@ -14,17 +14,17 @@ from tanbr.moe.text import UNSAID, Columns, TextEncoder, positions
 from tanbr.monitor.recogniser import Recognition
 from tanbr.serve import tracing
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.decode import Written
+from tanbr.serve.decode import Row
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.panel import Answers, Live, Outbox, Panel
 from tanbr.serve.records import Answered, Generated, OnToken, ServiceError
-from tanbr.serve.relay import Call, Passage, combined
+from tanbr.serve.relay import Call, combined
 from tanbr.serve.sampling import Sampling
 from tanbr.types import FloatArray, Text
 
 Reweigh: TypeAlias = Callable[[FloatArray, FloatArray], FloatArray]  # logits (n, columns), posteriors (n, V) → logits
-ENDING = threading.Lock()  # two workers may fail one job at the same time
+ENDING = threading.Lock()  # several threads may answer one job, or fail it, at the same time
 
 
 @dataclass(eq=False, slots=True)
@@ -51,34 +51,33 @@ class Job:
 
     def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
         """Take answers (n,), logits or what was written with its text; the client gets all with the last."""
-        self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
-        if len(self.answers) < len(self.texts):
-            return
+        with ENDING:
+            self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
+            if len(self.answers) < len(self.texts):
+                return
         ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
         several = versions if len(set(versions)) > 1 else ()
-        read, count = tuple(map(len, self.columns.get("input_ids", ()))), None
+        read = tuple(map(len, self.columns["input_ids"]))
         if isinstance(answers[0], np.ndarray):
-            answer: Answered | Generated = Answered(ids, np.asarray(answers), versions[0], self.cut, several, read)
+            self._end(Answered(ids, np.asarray(answers), versions[0], self.cut, several, read))
         else:
             written, texts = zip(*answers, strict=True)
             tokens = tuple(len(one.tokens) for one in written)
             ends: tuple[Literal["stop", "length"], ...] = tuple("stop" if w.stopped else "length" for w in written)
-            answer = Generated(ids, texts, read, tokens, ends, versions[0], self.cut, several)
-            count = sum(tokens)
-        if self.span is not None:
-            tracing.counted(self.span, ids[0], sum(read), count)
-        if self._may_end():
-            self.future.set_result(answer)
+            self._end(Generated(ids, texts, read, tokens, ends, versions[0], self.cut, several))
 
     def gather(self, count: int, piece: dict[str, Any]) -> None:
         """Take what an engine's model answered to some of the texts, and give the client all of it with the last."""
         with ENDING:
             self.pieces.append((count, piece))
-            last = sum(of for of, _ in self.pieces) == len(self.texts)
-        answer = combined([one for _, one in self.pieces if one]) if last else {}
-        if self.span is not None and (usage := answer.get("usage")):
-            tracing.counted(self.span, str(answer["id"]), usage["prompt_tokens"], usage.get("completion_tokens"))
-        if last and self._may_end():
+            if sum(of for of, _ in self.pieces) < len(self.texts):
+                return
+        self._end(combined([one for _, one in self.pieces if one]))
+
+    def _end(self, answer: Answered | Generated | dict[str, Any]) -> None:
+        if self.span is not None:
+            tracing.counted(self.span, answer)
+        if self._may_end():
             self.future.set_result(answer)
 
     def fail(self, error: BaseException) -> None:
@@ -100,7 +99,7 @@ class Part:
     job: Job
     rows: Sequence[int]  # of the job's texts
     place: int = 0  # in the panel, of the model
-    written: dict[int, Written] = field(default_factory=dict)  # prompt → what was written for it
+    written: dict[int, Row] = field(default_factory=dict)  # prompt → what was written for it
     streamed: bool = False  # whether the client has seen a piece of an answer
     left: bool = False  # whether the model has no more to do for it
     began: float = 0.0  # when the model began with it
@@ -204,7 +203,7 @@ class Replies:
         reweigh: Reweigh | None = None,
     ) -> None:
         """Take how many columns are labels, and a function that weighs labels by the text's task, if wanted."""
-        self._ids, self._tokenizer, self._outbox = ids, tokenizer, outbox
+        self.ids, self._tokenizer, self._outbox = ids, tokenizer, outbox
         self._classes, self._reweigh = classes, reweigh
 
     def classified(self, parts: Sequence[Part], logits: FloatArray, live: Live) -> None:
@@ -216,13 +215,13 @@ class Replies:
     def written(self, part: Part, live: Live) -> None:
         """Answer prompts; tokens without a text fail their request alone."""
         rows = [part.written[row] for row in part.rows]
-        tokens = tuple(row.tokens for row in rows)
         try:
-            whole = self._tokenizer.batch_decode([list(row) for row in tokens], skip_special_tokens=True)
+            whole = self._tokenizer.batch_decode([row.tokens for row in rows], skip_special_tokens=True)
         except Exception as error:  # the tokenizer raises whatever its library does
             part.fail(ServiceError(f"the model wrote what its tokenizer has no text for ({error})"))
             return
         texts = [text if row.text is None else row.text for text, row in zip(whole, rows, strict=True)]
+        tokens = tuple(tuple(row.tokens) for row in rows)
         self._tell([part], live, list(zip(rows, texts, strict=True)), tokens=tokens)
 
     def _reweighed(self, parts: Sequence[Part], logits: FloatArray, reweigh: Reweigh) -> FloatArray:
@@ -236,27 +235,16 @@ class Replies:
             start += len(rows)
         return weighed
 
-    def relayed(self, passage: Passage, event: dict[str, Any]) -> None:
-        """Make an event of an engine's answer our own; the learner is told before the last one goes out."""
-        live = passage.live
-        if not passage.ids:
-            passage.ids = tuple(self._ids.issue(live.slot, len(passage.part.rows), place=live.place))
-        done = passage.complete
-        passage.take(event, [self._ids.show(value) for value in passage.ids])
-        if passage.complete and not done:
-            tokens = tuple(map(tuple, passage.tokens)) if any(passage.tokens) else None
-            self._put([passage.part], live, tuple(passage.ids), tokens=tokens)
-
     def _tell(self, parts: Sequence[Part], live: Live, answers: Any, **kept: Any) -> None:
         """Tell the learner, with what is to be `kept` of them, then give the jobs their answers (n,)."""
-        raw = tuple(self._ids.issue(live.slot, len(answers), place=live.place))
-        self._put(parts, live, raw, **kept)
+        raw = tuple(self.ids.issue(live.slot, len(answers), place=live.place))
+        self.put(parts, live, raw, **kept)
         start = 0
         for part in parts:
             some = slice(start, start := start + len(part.rows))
-            part.job.take(part.rows, [self._ids.show(value) for value in raw[some]], live.version, answers[some])
+            part.job.take(part.rows, [self.ids.show(value) for value in raw[some]], live.version, answers[some])
 
-    def _put(
+    def put(
         self,
         parts: Sequence[Part],
         live: Live,
@@ -265,6 +253,7 @@ class Replies:
         logits: FloatArray | None = None,
         tokens: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
+        """Tell the learner what was answered under these ids."""
         for part in parts:
             part.trace(live)
         seen = [part.job.seen.rows(part.rows) for part in parts if part.job.seen is not None]

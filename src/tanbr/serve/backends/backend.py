@@ -4,14 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, Protocol, Self, TypedDict, Unpack
+from typing import Any, Literal, Protocol, Self, TypedDict, Unpack
 
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends.choose import Precision
-from tanbr.serve.decode import Decoded, OnStep
-from tanbr.serve.sampling import Sampling
+from tanbr.serve.decode import Row
 from tanbr.types import Blend, FloatArray
 
 
@@ -32,14 +31,6 @@ class Wanted(TypedDict):
     device: str
     precision: Precision | Literal["auto"]  # auto: the fastest that answers as float32 does
     probes: Callable[[], Sequence[Inputs]]  # texts of like length each, on which that is found out
-
-
-class Writing(TypedDict):
-    """How prompts are answered (`decode.decode`)."""
-
-    limits: Sequence[int]  # most tokens of each
-    on_step: OnStep
-    sampling: NotRequired[Sequence[Sampling | None]]  # how the words of each are drawn
 
 
 class Backend(ABC):
@@ -102,8 +93,8 @@ class Backend(ABC):
         """Answer padded texts: logits (n, columns), in float64."""
         raise InputError(f"this model writes text; it has no labels for {len(inputs['input_ids'])} texts")
 
-    def generate(self, inputs: Inputs, **how: Unpack[Writing]) -> Decoded:  # noqa: ARG002
-        """Answer padded prompts."""
+    def generate(self, inputs: Inputs, rows: Sequence[Row]) -> None:  # noqa: ARG002
+        """Answer padded prompts: each token is added to its row, until all rows are done."""
         raise InputError(f"this model classifies; it cannot write answers to {len(inputs['input_ids'])} prompts")
 
     def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:  # noqa: B027 - most have nothing to do

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tanbr.errors import ConfigError, InputError
 from tanbr.moe.text import Inputs
 from tanbr.serve.config import MOST_WORKERS, usable_cores
+from tanbr.serve.decode import Row
 from tanbr.types import FloatArray
 
 Precision: TypeAlias = Literal["fp32", "bf16", "int8"]  # of products; fp32 is the checkpoint's own where that is less
@@ -178,11 +179,10 @@ def _answers(backend: Any, batches: Sequence[Inputs]) -> NDArray[Any]:
     """List the logits of every text, or the first token that is written."""
     if not backend.writes:
         return np.concatenate([backend.classify(inputs) for inputs in batches])
-    found = []
-    for inputs in batches:
-        written = backend.generate(inputs, limits=[1] * len(inputs["input_ids"]), on_step=lambda _: ())
-        found += [-1 if answer is None or not len(answer.tokens) else answer.tokens[0] for answer in written]
-    return np.array(found, dtype=np.intp)
+    rows = [[Row(1) for _ in inputs["input_ids"]] for inputs in batches]
+    for inputs, some in zip(batches, rows, strict=True):
+        backend.generate(inputs, some)
+    return np.array([row.tokens[0] if row.tokens else -1 for some in rows for row in some], dtype=np.intp)
 
 
 def trial(backends: Sequence[Any], batches: Sequence[Inputs], *, workers: int) -> list[float]:

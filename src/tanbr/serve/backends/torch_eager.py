@@ -6,7 +6,7 @@ whose two best labels are closer than int8's error: where labels tie, any roundi
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self, Unpack
 
@@ -23,9 +23,9 @@ from tanbr.moe.device import device_of
 from tanbr.moe.pooling import Pooling
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
-from tanbr.serve.backends.backend import Backend, Size, Wanted, Writing
+from tanbr.serve.backends.backend import Backend, Size, Wanted
 from tanbr.serve.backends.choose import PRECISIONS, Precision, Way, chosen, gaps, instructions, refused
-from tanbr.serve.decode import Decoded, decode, on_device
+from tanbr.serve.decode import Row, decode, on_device
 from tanbr.types import Blend, FloatArray
 
 BRIEF = 0.01  # seconds
@@ -151,9 +151,9 @@ class TorchEager(Backend):
         logits: FloatArray = found.double().cpu().numpy()
         return logits
 
-    def generate(self, inputs: Inputs, **how: Unpack[Writing]) -> Decoded:
+    def generate(self, inputs: Inputs, rows: Sequence[Row]) -> None:
         """Answer padded prompts."""
-        return decode(self.model, inputs, **how)
+        decode(self.model, inputs, rows)
 
 
 def build(moe: Moe, kinds: tuple[type[TorchEager], ...], **wanted: Unpack[Wanted]) -> TorchEager:
