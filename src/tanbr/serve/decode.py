@@ -42,7 +42,8 @@ class Row:
 
     def draw(self) -> tuple[float, float, float] | None:
         """Give temperature, top_p and the row's next random number; None for a greedy row."""
-        return self._sampling and (self._sampling.temperature, self._sampling.top_p, self._random.random())
+        how = self._sampling
+        return None if how is None else (how.temperature, how.top_p, self._random.random())
 
 
 @torch.inference_mode()

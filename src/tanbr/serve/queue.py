@@ -201,7 +201,7 @@ class Queue:
 
     def faults(self) -> tuple[str, ...]:
         """Say what keeps the queue from answering: dead threads, a model that is not whole; nothing if it can."""
-        return (*self._faults, *self.engine.faults())
+        return (*self._faults, *filter(None, [self.engine.fault]))
 
     def start(self) -> None:
         """Take requests."""
