@@ -45,36 +45,28 @@ class Job:
     posteriors: FloatArray | None = None  # (n, V) the same, weighed by the slot's mix and by what the client has named
     answers: dict[int, tuple[str, int, Any]] = field(default_factory=dict)  # text → request id, merge version, answer
     ended: bool = False  # whether its answer or error was given
-    call: Call | None = None  # that an engine answers as it is …
-    pieces: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # … and what came of it: for how many texts
+    call: Call | None = None  # that an engine answers as it is
     span: tracing.Span | None = field(default_factory=tracing.current)  # of its request, if that is traced
 
     def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
-        """Take answers (n,), logits or what was written with its text; the client gets all with the last."""
+        """Take answers (n,): logits, what was written with its text, or an engine's; the client gets all at the end."""
         with ENDING:
             self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
             if len(self.answers) < len(self.texts):
                 return
         ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
         several = versions if len(set(versions)) > 1 else ()
-        read = tuple(map(len, self.columns["input_ids"]))
-        if isinstance(answers[0], np.ndarray):
-            self._end(Answered(ids, np.asarray(answers), versions[0], self.cut, several, read))
+        read = tuple(map(len, self.columns.get("input_ids", ())))
+        answer: Answered | Generated | dict[str, Any]
+        if isinstance(answers[0], dict):  # an engine's, to all texts that one model has
+            answer = combined(list({id(one): one for one in answers if one}.values()))
+        elif isinstance(answers[0], np.ndarray):
+            answer = Answered(ids, np.asarray(answers), versions[0], self.cut, several, read)
         else:
             written, texts = zip(*answers, strict=True)
             tokens = tuple(len(one.tokens) for one in written)
             ends: tuple[Literal["stop", "length"], ...] = tuple("stop" if w.stopped else "length" for w in written)
-            self._end(Generated(ids, texts, read, tokens, ends, versions[0], self.cut, several))
-
-    def gather(self, count: int, piece: dict[str, Any]) -> None:
-        """Take what an engine's model answered to some of the texts, and give the client all of it with the last."""
-        with ENDING:
-            self.pieces.append((count, piece))
-            if sum(of for of, _ in self.pieces) < len(self.texts):
-                return
-        self._end(combined([one for _, one in self.pieces if one]))
-
-    def _end(self, answer: Answered | Generated | dict[str, Any]) -> None:
+            answer = Generated(ids, texts, read, tokens, ends, versions[0], self.cut, several)
         if self.span is not None:
             tracing.counted(self.span, answer)
         if self._may_end():
@@ -154,7 +146,6 @@ class Room:
     answer: int  # most that are written for one
     both: int | None  # most of the two together: the positions of a causal model; None for an encoder-decoder
     too_long: Literal["refuse", "cut"]  # what becomes of a prompt that is longer
-    more: str  # how to have longer answers
 
     @staticmethod
     def of(engine: Engine, config: ServeConfig) -> "Room":
@@ -163,15 +154,14 @@ class Room:
         found = [limit for limit in (positions(engine.moe.path), backend.positions) if limit is not None]
         room = min(found, default=None)
         limits = [limit for limit in (config.max_tokens, room and room - 1) if limit is not None]
-        answer = min(limits, default=UNSAID)
-        own = room is not None and answer == room - 1
-        more = "the model has room for no more" if own else "the server's [serve] max_tokens allows more"
-        return Room(engine.encode.max_length, answer, room if backend.causal else None, config.too_long, more)
+        both = room if backend.causal else None
+        return Room(engine.encode.max_length, min(limits, default=UNSAID), both, config.too_long)
 
     def check(self, max_tokens: int | None) -> None:
         """Refuse to write more than can be written."""
         if max_tokens is not None and not 1 <= max_tokens <= self.answer:
-            raise InputError(f"max_tokens must be 1..{self.answer} (got {max_tokens}); {self.more}")
+            why = "the model, or [serve] max_tokens, allows no more"
+            raise InputError(f"max_tokens must be 1..{self.answer} (got {max_tokens}); {why}")
 
     def fit(self, job: Job, encoder: TextEncoder) -> None:
         """Encode a job's prompts, and set what can be written for each; one that is too long is refused or cut."""
@@ -244,15 +234,7 @@ class Replies:
             some = slice(start, start := start + len(part.rows))
             part.job.take(part.rows, [self.ids.show(value) for value in raw[some]], live.version, answers[some])
 
-    def put(
-        self,
-        parts: Sequence[Part],
-        live: Live,
-        raw: tuple[bytes, ...],
-        *,
-        logits: FloatArray | None = None,
-        tokens: tuple[tuple[int, ...], ...] | None = None,
-    ) -> None:
+    def put(self, parts: Sequence[Part], live: Live, raw: tuple[bytes, ...], **kept: Any) -> None:
         """Tell the learner what was answered under these ids."""
         for part in parts:
             part.trace(live)
@@ -263,8 +245,7 @@ class Replies:
                 live.slot,
                 raw,
                 tuple(part.job.texts[row] for part in parts for row in part.rows),
-                logits,
-                tokens,
+                **kept,
                 place=live.place,
                 seen=Recognition.concatenate(seen) if len(seen) == len(parts) else None,
                 named=_named_tasks(parts),

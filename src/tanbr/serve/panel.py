@@ -97,8 +97,8 @@ class Answers:
     slot: int  # that they are credited to
     ids: tuple[bytes, ...]  # (n,) raw request ids
     texts: tuple[Text, ...]
-    logits: FloatArray | None  # (n, columns) of a classifier
-    tokens: tuple[tuple[int, ...], ...] | None  # what a model that writes has written
+    logits: FloatArray | None = None  # (n, columns) of a classifier
+    tokens: tuple[tuple[int, ...], ...] | None = None  # what a model that writes has written
     place: int = 0  # of the model among those of its slot
     seen: Recognition | None = None  # what was read from the texts already, if it was
     named: FloatArray | None = None  # (n, V) 1 for the tasks that each client has named; None if nobody has

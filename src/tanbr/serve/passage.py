@@ -79,7 +79,7 @@ class Relays:
             elif error is not None or passage.left:
                 part.fail(error or ServiceError("the engine broke an answer off"))
             else:
-                part.job.gather(len(part.rows), passage.rest)
+                part.job.take(part.rows, passage.shown, live.version, [passage.rest] * len(part.rows))
         except Exception as raised:
             part.fail(raised)
 
@@ -92,7 +92,7 @@ class Passage:
         self.part, self.call, self._live, self._replies = part, call, live, replies
         self._measure = measure and "messages" not in call.body  # of a chat it is not known what its template makes
         self._ids = tuple(replies.ids.issue(live.slot, len(part.rows), place=live.place))
-        self._shown = tuple(map(replies.ids.show, self._ids))
+        self.shown = tuple(map(replies.ids.show, self._ids))
         self._tokens: list[list[int]] = [[] for _ in part.rows]
         self.left = len(part.rows)  # answers that the engine has not ended
         self.rest: dict[str, Any] = {}  # the whole answer, or the event after a stream's last choice
@@ -121,12 +121,12 @@ class Passage:
     def _take(self, event: dict[str, Any]) -> None:
         version = None if self._live.version < 0 else self._live.version
         for choice in event["choices"]:
-            row = range(len(self._shown))[choice["index"]]
-            choice |= {"index": self.part.rows[row], "request_id": self._shown[row], "merge_version": version}
+            row = range(len(self.shown))[choice["index"]]
+            choice |= {"index": self.part.rows[row], "request_id": self.shown[row], "merge_version": version}
             self.left -= choice["finish_reason"] is not None
             if self._measure:
                 self._tokens[row] += choice.get("token_ids") or ()
                 if not self.call.body.get("return_token_ids"):
                     choice |= {name: None for name in ("token_ids", "prompt_token_ids") if name in choice}
         kind, name = str(event["id"]).partition("-")[0], self.call.name if version is None else f"{VERSION}{version}"
-        event |= {"id": f"{kind}-{self._shown[0]}", "model": name, "merge_version": version}
+        event |= {"id": f"{kind}-{self.shown[0]}", "model": name, "merge_version": version}

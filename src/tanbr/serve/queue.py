@@ -125,8 +125,7 @@ class Queue:
         `on_token` gets each piece of text, in a worker's thread, until the future is cancelled. Fails as `submit` does.
         """
         if not self.engine.writes or self.engine.relays:
-            what = "an engine answers here; use `relay`" if self.engine.relays else "this model classifies"
-            raise InputError(f"{what}; it cannot write text by itself")
+            raise InputError("this model cannot write text by itself")
         self.room.check(max_tokens)
         return self._accept(
             Job(
@@ -255,7 +254,7 @@ class Queue:
                 self._wakes.wait(LOOK if self._encoded or not self._running else None)
             if parts:
                 self._free -= 1
-                step = partial(self._run, parts, self._panel, busy=self._workers - self._free, depth=self._waiting)
+                step = partial(self._run, parts, self._panel, busy=self._workers - self._free)
             else:
                 jobs, self._incoming, self._reading = self._incoming, [], True
                 step = partial(self._read, jobs)
@@ -340,9 +339,9 @@ class Queue:
 
     # --- models -------------------------------------------------------------------------------------------------------
 
-    def _run(self, parts: list[Part], panel: Panel, *, busy: int, depth: int) -> None:
+    def _run(self, parts: list[Part], panel: Panel, *, busy: int) -> None:
         """Answer a batch, one of so many that are `busy`; another may begin before its answers are told."""
-        self._observer.queue(depth)
+        self._observer.queue(self._waiting)
         each = self._config.threads or (1 if self._is_short(parts) else max(1, self._cores // busy))
         if not self.engine.relays and torch.get_num_threads() != each:
             torch.set_num_threads(each)  # of this thread's own arithmetic
