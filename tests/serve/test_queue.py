@@ -225,30 +225,6 @@ def test_a_client_whose_stream_fails_fails_alone(make: Made) -> None:
     assert other.result(30).completion_tokens == (3,)
 
 
-def test_words_that_the_tokenizer_does_not_have_fail_their_own_request(
-    make: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, queue = make("t5_moe", gather=True)
-    endless(one)
-    tokenizer = type(one.engine.encode.tokenizer)
-    decode = tokenizer.batch_decode
-
-    def refusing(self: Any, rows: Any, **settings: Any) -> Any:
-        if len(rows) == 2:
-            raise TypeError("no such word")
-        return decode(self, rows, **settings)
-
-    monkeypatch.setattr(tokenizer, "batch_decode", refusing)
-    bad, good = one.generate(["w1", "w2"], max_tokens=2), one.generate(["w3"], max_tokens=2)
-    one.start()
-    with pytest.raises(ServiceError, match="has no text for"):
-        bad.result(30)
-    assert good.result(30).completion_tokens == (2,)
-    assert one.faults() == ()
-    assert queue.get_nowait().texts == ("w3",)  # type: ignore[union-attr]
-    assert queue.empty()
-
-
 @pytest.mark.parametrize("family", [None, "t5_moe"])
 def test_an_answer_that_cannot_be_told_fails_alone(
     make: Made, monkeypatch: pytest.MonkeyPatch, family: str | None
@@ -259,7 +235,8 @@ def test_an_answer_that_cannot_be_told_fails_alone(
         return one.submit(TEXTS[:2]) if family is None else one.generate(["w1", "w2"], max_tokens=2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(IDS, "issue", lambda *_, **__: 1 / 0)
+        where: Any = IDS if family is None else type(one.engine.encode.tokenizer)
+        patch.setattr(where, "issue" if family is None else "batch_decode", lambda *_, **__: 1 / 0)
         with pytest.raises(ServiceError, match=r"could not be told \(ZeroDivisionError"):
             ask().result(30)
     assert ask().result(30).merge_version == 1

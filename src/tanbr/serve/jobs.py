@@ -18,7 +18,7 @@ from tanbr.serve.decode import Row
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.panel import Answers, Live, Outbox, Panel
-from tanbr.serve.records import Answered, Generated, OnToken, ServiceError
+from tanbr.serve.records import Answered, Generated, OnToken
 from tanbr.serve.relay import Call, combined
 from tanbr.serve.sampling import Sampling
 from tanbr.types import FloatArray, Text
@@ -57,9 +57,11 @@ class Job:
         ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
         several = versions if len(set(versions)) > 1 else ()
         read = tuple(map(len, self.columns.get("input_ids", ())))
+        usage = {"prompt_tokens": sum(read)}
         answer: Answered | Generated | dict[str, Any]
         if isinstance(answers[0], dict):  # an engine's, to all texts that one model has
             answer = combined(list({id(one): one for one in answers if one}.values()))
+            usage = answer.get("usage") or {}
         elif isinstance(answers[0], np.ndarray):
             answer = Answered(ids, np.asarray(answers), versions[0], self.cut, several, read)
         else:
@@ -67,8 +69,9 @@ class Job:
             tokens = tuple(len(one.tokens) for one in written)
             ends: tuple[Literal["stop", "length"], ...] = tuple("stop" if w.stopped else "length" for w in written)
             answer = Generated(ids, texts, read, tokens, ends, versions[0], self.cut, several)
+            usage["completion_tokens"] = sum(tokens)
         if self.span is not None:
-            tracing.counted(self.span, answer)
+            tracing.counted(self.span, ids[0], usage)
         if self._may_end():
             self.future.set_result(answer)
 
@@ -203,13 +206,9 @@ class Replies:
         self._tell(parts, live, logits, logits=logits if self._classes else None)  # of vectors none has to be kept
 
     def written(self, part: Part, live: Live) -> None:
-        """Answer prompts; tokens without a text fail their request alone."""
+        """Answer prompts."""
         rows = [part.written[row] for row in part.rows]
-        try:
-            whole = self._tokenizer.batch_decode([row.tokens for row in rows], skip_special_tokens=True)
-        except Exception as error:  # the tokenizer raises whatever its library does
-            part.fail(ServiceError(f"the model wrote what its tokenizer has no text for ({error})"))
-            return
+        whole = self._tokenizer.batch_decode([row.tokens for row in rows], skip_special_tokens=True)
         texts = [text if row.text is None else row.text for text, row in zip(whole, rows, strict=True)]
         tokens = tuple(tuple(row.tokens) for row in rows)
         self._tell([part], live, list(zip(rows, texts, strict=True)), tokens=tokens)

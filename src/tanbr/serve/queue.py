@@ -402,9 +402,8 @@ class Queue:
                     part.left = True
                 return [partial(self._tell, parts, partial(self._replies.classified, parts, logits, live))]
             except NotFinite:
-                pass
-        self._go_back(parts, live)
-        return []
+                self._go_back(parts, live)
+                return []
 
     def _write(self, parts: list[Part], live: Live) -> None:
         """Decode all prompts together; a part's answers are told when its last one ends."""

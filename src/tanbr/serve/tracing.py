@@ -10,7 +10,6 @@ from importlib.metadata import entry_points, version
 from typing import Any, TypeAlias
 
 from tanbr.errors import ConfigError
-from tanbr.serve.records import Generated
 from tanbr.types import FloatArray
 
 Span: TypeAlias = Any  # OpenTelemetry's, which may not be installed
@@ -74,17 +73,11 @@ def answered(span: Span, *, place: int, merge_version: int, seconds: float, post
     span.set_attributes(said | ({} if posterior is None else {"tanbr.task_posterior": posterior.tolist()}))
 
 
-def counted(span: Span, answer: Any) -> None:
-    """Say the first text's request id, and the tokens that were read and written."""
-    if isinstance(answer, dict):
-        usage = answer.get("usage") or {}
-        said = answer.get("id"), usage.get("prompt_tokens"), usage.get("completion_tokens")
-    elif isinstance(answer, Generated):
-        said = answer.request_ids[0], sum(answer.prompt_tokens), sum(answer.completion_tokens)
-    else:
-        said = answer.request_ids[0], sum(answer.tokens), None
-    names = "gen_ai.response.id", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
-    span.set_attributes({name: value for name, value in zip(names, said, strict=True) if value is not None})
+def counted(span: Span, request_id: str, usage: Mapping[str, int]) -> None:
+    """Say the first text's request id, and the tokens that were read and written, as far as they are known."""
+    names = {"gen_ai.usage.input_tokens": "prompt_tokens", "gen_ai.usage.output_tokens": "completion_tokens"}
+    counts = {name: usage[theirs] for name, theirs in names.items() if usage.get(theirs) is not None}
+    span.set_attributes({"gen_ai.response.id": request_id} | counts)
 
 
 def end(span: Span, status: int) -> None:
