@@ -35,15 +35,6 @@ def test_a_bad_blend_leaves_the_old_one_serving(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("spare", [True, False])
-def test_both_ways_of_swapping_answer_as_a_fresh_merge_does(moe: Moe, spare: bool) -> None:
-    engine = Engine(moe, spare=spare)
-    for blend in (np.eye(8)[0], np.full(8, 1 / 8), np.eye(8)[0], np.eye(8)[5]):
-        engine.swap(blend)
-        np.testing.assert_array_equal(engine.logits(TEXTS[:6]), Engine(moe, blend=blend).logits(TEXTS[:6]))
-    assert engine.live.version == 4
-
-
-@pytest.mark.parametrize("spare", [True, False])
 def test_what_is_prepared_can_be_looked_over_and_answers_only_once_committed(moe: Moe, spare: bool) -> None:
     engine = Engine(moe, blend=np.eye(8)[0], version=5, slot=3, spare=spare)
     before, after = (Engine(moe, blend=np.eye(8)[k]).logits(TEXTS[:4]) for k in (0, 1))

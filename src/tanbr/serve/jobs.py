@@ -183,32 +183,26 @@ class Room:
         job.columns, job.cut = encoded.columns, encoded.cut if any(encoded.cut) else ()
 
 
+@dataclass(frozen=True, eq=False)
 class Replies:
     """Makes answers of logits and tokens. `Answers` is in the outbox before any client of it has its answer."""
 
-    def __init__(
-        self,
-        ids: RequestIds,
-        tokenizer: Any,
-        *,
-        outbox: Outbox,
-        classes: int,
-        reweigh: Reweigh | None = None,
-    ) -> None:
-        """Take how many columns are labels, and a function that weighs labels by the text's task, if wanted."""
-        self.ids, self._tokenizer, self._outbox = ids, tokenizer, outbox
-        self._classes, self._reweigh = classes, reweigh
+    ids: RequestIds
+    tokenizer: Any
+    outbox: Outbox
+    classes: int  # columns that are labels
+    reweigh: Reweigh | None = None  # weighs labels by the text's task, where that is wanted
 
     def classified(self, parts: Sequence[Part], logits: FloatArray, live: Live) -> None:
         """Answer texts by their logits (n, columns)."""
-        if self._reweigh is not None:
-            logits = self._reweighed(parts, logits, self._reweigh)
-        self._tell(parts, live, logits, logits=logits if self._classes else None)  # of vectors none has to be kept
+        if self.reweigh is not None:
+            logits = self._reweighed(parts, logits, self.reweigh)
+        self._tell(parts, live, logits, logits=logits if self.classes else None)  # of vectors none has to be kept
 
     def written(self, part: Part, live: Live) -> None:
         """Answer prompts."""
         rows = [part.written[row] for row in part.rows]
-        whole = self._tokenizer.batch_decode([row.tokens for row in rows], skip_special_tokens=True)
+        whole = self.tokenizer.batch_decode([row.tokens for row in rows], skip_special_tokens=True)
         texts = [text if row.text is None else row.text for text, row in zip(whole, rows, strict=True)]
         tokens = tuple(tuple(row.tokens) for row in rows)
         self._tell([part], live, list(zip(rows, texts, strict=True)), tokens=tokens)
@@ -238,7 +232,7 @@ class Replies:
         for part in parts:
             part.trace(live)
         seen = [part.job.seen.rows(part.rows) for part in parts if part.job.seen is not None]
-        self._outbox(
+        self.outbox(
             Answers(
                 live.version,
                 live.slot,

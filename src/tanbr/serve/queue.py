@@ -77,7 +77,7 @@ class Queue:
         reweigh = None
         if config.answers == "posterior" and self.space is not None:
             reweigh = self.space.with_posterior
-        self._replies = Replies(ids, words, outbox=outbox, classes=self.classes, reweigh=reweigh)
+        self._replies = Replies(ids, words, outbox, self.classes, reweigh)
         self._relays = Relays(engine, self._replies, config, observer=self._observer, go_back=self._go_back)
         self._panel = engine.panel  # that the encoded jobs are assigned to
         self._lock = threading.Lock()

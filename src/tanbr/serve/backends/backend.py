@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, TypedDict, Unpack
+from typing import Any, Self, TypeAlias
 
 from tanbr.errors import InputError
 from tanbr.merge import Moe
@@ -21,16 +21,6 @@ class Size:
     parameters: int
     nbytes: int
     own_bytes: int  # of it, what a twin does not share
-
-
-class Wanted(TypedDict):
-    """What a new model is built with."""
-
-    blend: Blend | None  # (K,); all experts alike if None
-    models: int  # G, of the panel that it is the first of
-    device: str
-    precision: Precision | Literal["auto"]  # auto: the fastest that answers as float32 does
-    probes: Callable[[], Sequence[Inputs]]  # texts of like length each, on which that is found out
 
 
 class Backend(ABC):
@@ -104,9 +94,6 @@ class Backend(ABC):
         """Release what is not this process's own memory, if there is any."""
 
 
-class Builder(Protocol):
-    """Makes a backend of an MoE."""
-
-    def __call__(self, moe: Moe, **wanted: Unpack[Wanted]) -> Backend:
-        """Merge into a new model."""
-        ...
+# Makes a backend of an MoE, a first blend (K,) (all experts alike if None), G models of the panel that it is the first
+# of, a device, a precision or "auto", and a function that gives texts of like length to find a precision out by.
+Builder: TypeAlias = Callable[..., Backend]
