@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from tanbr.serve import tracing
-from tanbr.serve.config import ServeConfig
 from tanbr.serve.decode import NotFinite
 from tanbr.serve.engine import Engine
 from tanbr.serve.jobs import Part, Replies
@@ -17,22 +16,16 @@ from tanbr.serve.records import Observer, ServiceError
 from tanbr.serve.relay import Call, Conversations
 
 
+@dataclass(frozen=True, eq=False)
 class Relays:
     """Sends requests to an engine; what comes back is told and passed on in the engine's own thread."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        replies: Replies,
-        config: ServeConfig,
-        *,
-        observer: Observer,
-        go_back: Callable[[list[Part], Live], None],
-    ) -> None:
-        """Take what asks again what a broken merge version did not answer."""
-        self._engine, self._replies, self._observer, self._go_back = engine, replies, observer, go_back
-        self._measure = config.rewards.shadow > 0  # whether the engine must be asked for its tokens
-        self._conversations = Conversations(config.conversation_seconds)
+    engine: Engine
+    replies: Replies
+    conversations: Conversations
+    observer: Observer
+    go_back: Callable[[list[Part], Live], None]  # asks again what a broken merge version did not answer
+    measure: bool  # whether the engine must be asked for its tokens
 
     def send(self, part: Part, call: Call, panel: Panel) -> None:
         """Send a part to the model that is best for it, or that the client or the conversation wants."""
@@ -45,13 +38,13 @@ class Relays:
         with ExitStack() as hold:
             version = self._version(call, panel.models[part.place].version)
             if call.expert is not None:
-                live = self._engine.expert(call.expert)
+                live = self.engine.expert(call.expert)
             else:
-                live = hold.enter_context(self._engine.using(panel, part.place, version))
+                live = hold.enter_context(self.engine.using(panel, part.place, version))
             if call.conversation and call.chosen:
-                self._conversations.note(call.conversation, live.version)
-            credited = live if call.chosen else replace(live, place=NOT_CHOSEN, slot=self._engine.live.slot)
-            passage = Passage(part, call, credited, self._replies, measure=self._measure)
+                self.conversations.note(call.conversation, live.version)
+            credited = live if call.chosen else replace(live, place=NOT_CHOSEN, slot=self.engine.live.slot)
+            passage = Passage(part, call, credited, self.replies, measure=self.measure)
             answering = live.backend.relay(call.path, passage.body, passage.hear, tracing.headers_of(part.job.span))
             held = hold.pop_all()
         answering.add_done_callback(lambda _: held.close())
@@ -64,9 +57,9 @@ class Relays:
             return call.version
         if not call.conversation:
             return chosen
-        had = None if call.begins else self._conversations.version(call.conversation)
-        stays = had in self._engine.versions
-        self._observer.conversation("begun" if had is None else "kept" if stays else "moved")
+        had = None if call.begins else self.conversations.version(call.conversation)
+        stays = had in self.engine.versions
+        self.observer.conversation("begun" if had is None else "kept" if stays else "moved")
         return had if had is not None and stays else chosen
 
     def _ended(self, passage: "Passage", live: Live, future: "Future[None]") -> None:
@@ -75,7 +68,7 @@ class Relays:
         try:
             if isinstance(error, NotFinite) and passage.call.chosen:
                 part.left = False
-                self._go_back([part], live)
+                self.go_back([part], live)
             elif error is not None or passage.left:
                 part.fail(error or ServiceError("the engine broke an answer off"))
             else:

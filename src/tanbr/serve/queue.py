@@ -31,7 +31,7 @@ from tanbr.serve.labels import label_space, named_tasks
 from tanbr.serve.panel import Broken, Live, Outbox, Panel
 from tanbr.serve.passage import Relays
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
-from tanbr.serve.relay import Call
+from tanbr.serve.relay import Call, Conversations
 from tanbr.serve.sampling import WritingOptions
 from tanbr.serve.writing import PartRow
 from tanbr.tasks.rows import Task
@@ -78,7 +78,8 @@ class Queue:
         if config.answers == "posterior" and self.space is not None:
             reweigh = self.space.with_posterior
         self._replies = Replies(ids, words, outbox, self.classes, reweigh)
-        self._relays = Relays(engine, self._replies, config, observer=self._observer, go_back=self._go_back)
+        talks, measure = Conversations(config.conversation_seconds), config.rewards.shadow > 0
+        self._relays = Relays(engine, self._replies, talks, self._observer, self._go_back, measure)
         self._panel = engine.panel  # that the encoded jobs are assigned to
         self._lock = threading.Lock()
         self._wakes = threading.Condition(self._lock)
