@@ -208,7 +208,7 @@ def test_an_engine_that_comes_back_has_what_answered_last(fake: FakeVllm, moe: M
         assert not engine.available
         with pytest.raises(CheckpointError, match="cannot be loaded"):
             engine.swap(BLENDS[1])
-        assert engine.faults() == ()  # nothing that a restart would mend
+        assert not engine.fault  # nothing that a restart would mend
         fake.start()
         assert held(fake) <= {"default"}
         wait_for(lambda: engine.available)

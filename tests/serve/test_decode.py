@@ -12,7 +12,7 @@ from elsewhere import elsewhere
 from moe.tiny import build
 from tanbr.merge import open as open_moe
 from tanbr.moe.text import Inputs
-from tanbr.serve.decode import NotFinite, Step, Written, decode, drawn, nucleus, on_device
+from tanbr.serve.decode import NotFinite, Row, decode, drawn, nucleus, on_device
 from tanbr.serve.sampling import Sampling
 
 LIMITS = [3, 7, 7]
@@ -39,51 +39,47 @@ def prompts(kind: str, rows: Any = ([5, 6, 7, 8, 9], [10, 11], [12, 13, 14])) ->
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def listen(step: Step) -> tuple[int, ...]:
-    return ()
+def written(model: Any, inputs: Inputs, limits: list[int], sampling: Any = (None,) * 9) -> list[Row]:
+    """Decode to the end."""
+    rows = [Row(*how) for how in zip(limits, sampling, strict=False)]
+    decode(model, inputs, rows)
+    return rows
 
 
 def test_decoding_is_what_transformers_does_greedily(kind: str, model: Any) -> None:
     inputs = prompts(kind)
-    steps: list[Step] = []
-
-    def hear(step: Step) -> tuple[int, ...]:
-        steps.append(step)
-        return ()
-
-    done = decode(model, inputs, limits=LIMITS, on_step=hear)
     expected = model.generate(
         **on_device(inputs, model), max_new_tokens=7, do_sample=False, decoder_start_token_id=0, pad_token_id=0
     )
     expected = expected[:, 1:] if kind == "encoder_decoder" else expected[:, 5:]
     end = model.generation_config.eos_token_id
-    for row, limit in enumerate(LIMITS):
-        wanted = [int(t) for t in expected[row][:limit]]
-        written = done[row]
-        assert written is not None
-        assert written.tokens == tuple(wanted[: wanted.index(end)] if end in wanted else wanted)
-        assert written.stopped == (end in wanted)
-        assert tuple(step.added[row] for step in steps if row in step.added) == written.tokens
-    assert next(sorted(step.ended) for step in steps if step.ended) == [0]  # the short one is told when it ends
-    assert {row: written for step in steps for row, written in step.ended.items()} == dict(enumerate(done))
+    for tokens, row, limit in zip(expected.tolist(), written(model, inputs, LIMITS), LIMITS, strict=True):
+        wanted = tokens[:limit]
+        assert row.tokens == (wanted[: wanted.index(end)] if end in wanted else wanted)
+        assert row.stopped == (end in wanted)
+
+
+class Fickle(Row):
+    """Gives up after some tokens."""
+
+    patience = 6
+
+    @property
+    def done(self) -> bool:
+        return len(self.tokens) >= self.patience
 
 
 def test_rows_that_are_given_up_are_written_no_further_and_without_any_decoding_ends(kind: str, model: Any) -> None:
     model.generation_config.eos_token_id = model.config.eos_token_id = None  # only limits end a row
-    whole = decode(model, prompts(kind), limits=[6, 6, 6], on_step=listen)
-    steps: list[Step] = []
-
-    def give_up(step: Step) -> list[int]:
-        steps.append(step)
-        return [1] if len(steps) == 2 else [0, 2] if len(steps) == 4 else []
-
-    done = decode(model, prompts(kind), limits=[6, 6, 6], on_step=give_up)
-    assert done == [None, None, None]
-    assert [sorted(step.added) for step in steps] == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 2]]
-    for row in (0, 2):
-        written = whole[row]
-        assert written is not None
-        assert tuple(step.added[row] for step in steps) == written.tokens[:4]
+    whole = written(model, prompts(kind), [6, 6, 6])
+    rows = [Fickle(6) for _ in whole]
+    for row, patience in zip(rows, (4, 2, 4), strict=True):
+        row.patience = patience
+    calls: list[int] = []
+    model.get_output_embeddings().register_forward_hook(lambda _, __, logits: calls.append(len(logits)))
+    decode(model, prompts(kind), rows)
+    assert [row.tokens for row in rows] == [row.tokens[:n] for row, n in zip(whole, (4, 2, 4), strict=True)]
+    assert calls == [3, 3, 2, 2]
 
 
 def test_nan_is_found_in_the_step_in_which_it_appears(kind: str, model: Any) -> None:
@@ -98,7 +94,7 @@ def test_nan_is_found_in_the_step_in_which_it_appears(kind: str, model: Any) -> 
     head.register_forward_hook(spoil)
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     with pytest.raises(NotFinite):
-        decode(model, prompts(kind), limits=[9, 9, 9], on_step=listen)
+        written(model, prompts(kind), [9, 9, 9])
     assert calls == 3
 
 
@@ -107,31 +103,21 @@ def test_sampled_rows_repeat_by_their_seed_whatever_leaves_and_greedy_rows_stay_
     asked = [[5, 6, 7, 8, 9], [10, 11], [5, 6, 7, 8, 9], [20, 21, 22, 23, 24, 25, 26]]
     limits = [9, 4, 9, 5]
     how = [Sampling(1.0, 1.0, 1), None, Sampling(1.0, 1.0, 2), Sampling(1.3, 0.9, 3)]
-    together = decode(model, prompts(kind, asked), limits=limits, on_step=listen, sampling=how)
-    for row, ids in enumerate(asked):
-        (alone,) = decode(model, prompts(kind, [ids]), limits=[limits[row]], on_step=listen, sampling=[how[row]])
-        written = together[row]
-        assert isinstance(written, Written)
-        assert isinstance(alone, Written)
-        assert written.tokens == alone.tokens
-    first, _, third, _ = together
-    assert isinstance(first, Written)
-    assert isinstance(third, Written)
-    assert first.tokens != third.tokens  # one prompt, two seeds: 64 words, nine steps
-    (greedy,) = decode(model, prompts(kind, asked[1:2]), limits=[4], on_step=listen)
-    assert together[1] is not None
-    assert greedy is not None
-    assert together[1].tokens == greedy.tokens
+    together = [row.tokens for row in written(model, prompts(kind, asked), limits, how)]
+    alone = [written(model, prompts(kind, [ids]), [limits[i]], [how[i]])[0].tokens for i, ids in enumerate(asked)]
+    assert together == alone
+    assert together[0] != together[2]  # one prompt, two seeds: 64 words, nine steps
+    assert together[1] == written(model, prompts(kind, asked[1:2]), [4])[0].tokens
 
 
 def test_decoding_is_the_same_elsewhere(kind: str, model: Any) -> None:
-    def written(place: Any) -> Any:
+    def tokens(place: Any) -> list[list[int]]:
         sampling = (None, Sampling(0.8, 0.9, 1), None)
-        return decode(model.to(place), prompts(kind), limits=LIMITS, on_step=listen, sampling=sampling)
+        return [row.tokens for row in written(model.to(place), prompts(kind), LIMITS, sampling)]
 
     with elsewhere() as device:
-        here = written("cpu")
-        assert written(device) == here
+        here = tokens("cpu")
+        assert tokens(device) == here
 
 
 # --- drawn words ------------------------------------------------------------------------------------------------------

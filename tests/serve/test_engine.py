@@ -3,7 +3,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +14,7 @@ from tanbr.errors import CheckpointError, ConfigError, InputError
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
-from tanbr.monitor.recogniser import Recogniser
 from tanbr.serve.engine import Engine
-from tanbr.serve.panel import Assignment
-from tanbr.types import Decision
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
 
@@ -35,15 +32,6 @@ def test_a_bad_blend_leaves_the_old_one_serving(engine: Engine) -> None:
             engine.swap(wrong)
     assert engine.live.version == version
     np.testing.assert_array_equal(engine.logits(TEXTS[:4]), before)
-
-
-@pytest.mark.parametrize("spare", [True, False])
-def test_both_ways_of_swapping_answer_as_a_fresh_merge_does(moe: Moe, spare: bool) -> None:
-    engine = Engine(moe, spare=spare)
-    for blend in (np.eye(8)[0], np.full(8, 1 / 8), np.eye(8)[0], np.eye(8)[5]):
-        engine.swap(blend)
-        np.testing.assert_array_equal(engine.logits(TEXTS[:6]), Engine(moe, blend=blend).logits(TEXTS[:6]))
-    assert engine.live.version == 4
 
 
 @pytest.mark.parametrize("spare", [True, False])
@@ -246,20 +234,6 @@ def test_all_that_answer_while_a_panel_is_replaced_are_of_one_slot(
     engine.commit(*staged, slot=2)
     assert seen == between
     assert served(engine) == {3: 2, 4: 3}
-
-
-@pytest.mark.parametrize("mix", [(0.9, 0.1), (0.1, 0.9)])
-def test_while_a_panel_is_replaced_the_model_with_most_requests_stays(moe: Moe, mix: tuple[float, float]) -> None:
-    def assigned(first: int) -> Assignment:
-        decision = Decision(0, np.array(mix), np.eye(8)[first : first + 2], np.eye(2))
-        return Assignment(decision, cast(Recogniser, None))
-
-    engine = Engine(moe, models=2, blend=np.eye(8)[0], version=1, spare=True)
-    engine.commit(*(engine.prepare(np.eye(8)[k]) for k in (0, 1)), slot=1, assignment=assigned(0))
-    staged, seen = [engine.prepare(np.eye(8)[k]) for k in (2, 3)], []
-    on_merge(engine, lambda: seen.append([one.place for one in engine.panel.models]))
-    engine.commit(*staged, slot=2, assignment=assigned(2))
-    assert seen == [[int(mix[1] > mix[0])]]
 
 
 def buffers(engine: Engine) -> int:

@@ -67,17 +67,3 @@ def test_what_is_given_on_never_has_a_part_of_a_string_that_stops(
         assert expected.startswith(told)  # nothing was told that had to be taken back
     assert (told, filter_.found) == (expected, stopped)
     assert filter_.text == told
-
-
-def test_only_what_may_be_a_beginning_is_kept_back() -> None:
-    stops = StopStrings(["\n\nQ:", "END"])
-    assert stops.add("one E") == "one "
-    assert stops.add("x\n") == "Ex"
-    assert stops.add("\nQ") == ""
-    assert stops.add("!") == "\n\nQ!"
-    assert stops.add(" EN") == " "
-    assert stops.add("D and more") == ""
-    assert stops.found
-    assert stops.add("END") == ""
-    assert stops.text == "one Ex\n\nQ! "
-    assert StopStrings(()).add("anything") == "anything"

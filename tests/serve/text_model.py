@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from moe.tiny import build
+from tanbr.serve.decode import Row
 from tanbr.serve.engine import Engine
 
 WORDS = ["<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(61))]
@@ -35,5 +36,6 @@ def written(engine: Engine, prompts: Sequence[str], *, max_tokens: int) -> list[
     """What the first model that answers writes for each prompt, past the queue."""
     backend, encode = engine.live.backend, engine.encode
     inputs = encode.pad(encode.encode(prompts).columns, left=backend.causal)
-    done = backend.generate(inputs, limits=[max_tokens] * len(prompts), on_step=lambda _: ())
-    return [encode.tokenizer.decode(list(one.tokens), skip_special_tokens=True) for one in done if one is not None]
+    rows = [Row(max_tokens) for _ in prompts]
+    backend.generate(inputs, rows)
+    return [encode.tokenizer.decode(row.tokens, skip_special_tokens=True) for row in rows]

@@ -143,7 +143,7 @@ def _here(origin: StartConfig, settings: configuration.Config, tokens: "Tokens")
         running.handle_exit = announced  # type: ignore[method-assign, assignment]
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when all is done
             running.run(sockets=[socket])
-        return bool(service.saved)
+        return bool(service.learning.saved)
 
 
 def _on_ray(

@@ -19,7 +19,6 @@ from tanbr.serve.records import ServiceError
 SECONDS = 1  # of the processor for one conversation; an honest template takes about a millisecond
 MEMORY = 1 << 30  # bytes of address space; the process itself has 150 MB
 LONGEST = 1 << 22  # characters of a prompt: more than the tokens that any model reads
-NOTHING: Any = object()  # in place of an answer
 
 
 class ChatTemplate:
@@ -57,30 +56,22 @@ class ChatTemplate:
             )
         if "developer" not in self._template:
             messages = [one | {"role": "system"} if one["role"] == "developer" else one for one in map(dict, messages)]
-        asked = {"template": self._template, "messages": messages, "special": self._special}
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._process = _started()
-            if self._said("") is NOTHING:
-                raise ServiceError("the process that renders chat templates does not start")
-        said = self._said(json.dumps(asked, default=str) + "\n")
-        if said is NOTHING:
-            raise CheckpointError(f"the checkpoint's chat template did not finish within {SECONDS} s")
+        asked = {"template": self._template, "messages": messages, "special": self._special}
+        try:
+            self._process.stdin.write(json.dumps(asked, default=str) + "\n")
+            self._process.stdin.flush()
+            said = json.loads(self._process.stdout.readline())
+        except (OSError, ValueError):  # no answer, or half of one: it has ended itself
+            self._end()
+            raise CheckpointError(f"the checkpoint's chat template did not finish within {SECONDS} s") from None
         if "prompt" in said:
             return str(said["prompt"]).removeprefix(self._added)
         if "refused" in said:
             raise InputError(f"the model's chat template refuses these messages ({said['refused']})")
         raise CheckpointError(f"the checkpoint's chat template {said['broken']}")
-
-    def _said(self, asked: str) -> Any:
-        """Ask the process something, and read a line of it; NOTHING if it has ended, or ended itself."""
-        try:
-            self._process.stdin.write(asked)
-            self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
-        except (OSError, ValueError):  # no answer, or half of one
-            self._end()
-            return NOTHING
 
     def _end(self) -> None:
         if self._process is not None:
@@ -91,7 +82,7 @@ class ChatTemplate:
 
 def _started() -> Any:
     """Start the process: with our modules, without our secrets, and out of reach of a terminal's Ctrl-C."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -100,6 +91,9 @@ def _started() -> Any:
         start_new_session=True,
         text=True,
     )
+    if not process.stdout or not process.stdout.readline():  # which says that it is ready
+        raise ServiceError("the process that renders chat templates does not start")
+    return process
 
 
 def _work() -> None:
@@ -107,12 +101,8 @@ def _work() -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    said: dict[str, str] | None = None  # the first line says only that the process is ready
-    while True:
-        sys.stdout.write(json.dumps(said) + "\n")
-        sys.stdout.flush()
-        if not (line := sys.stdin.readline()):
-            return
+    print(flush=True)  # noqa: T201 - it is ready
+    for line in sys.stdin:
         asked = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of the processor: a busy machine stops nobody
         try:
@@ -126,6 +116,7 @@ def _work() -> None:
         except Exception as error:  # a template raises what it likes: roles in a wrong order, for one
             said = {"refused": str(error)[:300]}
         signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(said), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

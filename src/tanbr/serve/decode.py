@@ -1,8 +1,7 @@
 """Decoding of a batch by encoder-decoder and causal models, greedily or drawn. Rows leave at their end."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,71 +16,58 @@ class NotFinite(ArithmeticError):  # noqa: N818 - a finding
     """The model answers with NaN."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """What was written for one prompt."""
+class Row:
+    """An answer that is being written; it leaves the batch when it is `done`."""
 
-    tokens: tuple[int, ...]  # without the token that ends it
-    stopped: bool  # whether the model ended it itself
     text: str | None = None  # what the client gets, where that is not all: it ends before a stop string
 
+    def __init__(self, limit: int, sampling: Sampling | None = None) -> None:
+        """Write at most `limit` ≥ 1 tokens, drawn as `sampling` says or greedily."""
+        self.tokens: list[int] = []  # without the one that ends it
+        self.stopped = False  # whether it ended before its limit
+        self._limit, self._sampling = limit, sampling
+        self._random = np.random.default_rng(None if sampling is None else sampling.seed)
 
-@dataclass(frozen=True)
-class Step:
-    """What one step did."""
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is wanted."""
+        return self.stopped or len(self.tokens) >= self._limit
 
-    added: dict[int, int] = field(default_factory=dict)  # row → its new token
-    ended: dict[int, Written] = field(default_factory=dict)  # row → what was written for it in all
+    def add(self, token: int | None) -> None:
+        """Take the next token; None where the model ends the answer."""
+        if token is None:
+            self.stopped = True
+        else:
+            self.tokens.append(token)
 
-
-Decoded: TypeAlias = list[Written | None]  # (n,); None for a row that was given up
-OnStep: TypeAlias = Callable[[Step], Collection[int]]  # is called after each step; returns the rows to give up
+    def draw(self) -> tuple[float, float, float] | None:
+        """Give temperature, top_p and the row's next random number; None for a greedy row."""
+        how = self._sampling
+        return None if how is None else (how.temperature, how.top_p, self._random.random())
 
 
 @torch.inference_mode()
-def decode(
-    model: Any,
-    inputs: Inputs,
-    *,
-    limits: Sequence[int],
-    on_step: OnStep,
-    sampling: Sequence[Sampling | None] = (),
-) -> Decoded:
-    """Write at most limits[i] ≥ 1 tokens for row i of `inputs` (n, length), drawn as sampling[i] says or greedily.
-
-    Raises NotFinite where logits are not.
-    """
+def decode(model: Any, inputs: Inputs, rows: Sequence[Row]) -> None:
+    """Answer prompts (n, length), a row each, until all rows are done. Raises NotFinite where logits are not."""
     ends = _ends(model)
     batch: Any = _EncoderDecoder(model, inputs) if model.config.is_encoder_decoder else _Causal(model, inputs)
-    done: Decoded = [None] * len(limits)
-    tokens: list[list[int]] = [[] for _ in limits]
-    rows = list(range(len(limits)))  # those still in the batch
-    draws = Draws(sampling)
     logits = batch.step(batch.first)  # (rows, words)
-    while rows:
+    while True:
         likely, chosen = logits.float().softmax(dim=-1).max(dim=-1)  # (rows,)
         if not torch.isfinite(likely).all():
             raise NotFinite
-        chosen = draws.draw(rows, logits, chosen)
-        step = Step()
+        chosen = _with_draws(rows, logits, chosen)
         for row, token in zip(rows, chosen.tolist(), strict=True):
-            stopped = token in ends
-            if not stopped:
-                tokens[row].append(token)
-                step.added[row] = token
-            if stopped or len(tokens[row]) >= limits[row]:
-                done[row] = step.ended[row] = Written(tuple(tokens[row]), stopped)
-        gone = {*step.ended, *on_step(step)}
-        kept = [place for place, row in enumerate(rows) if row not in gone]
-        rows = [rows[place] for place in kept]
-        if not rows:
-            break
-        if len(kept) < len(chosen):
-            places = torch.tensor(kept, device=chosen.device)
+            row.add(None if token in ends else token)
+        left = [place for place, row in enumerate(rows) if not row.done]
+        if not left:
+            return
+        if len(left) < len(rows):
+            rows = [rows[place] for place in left]
+            places = torch.tensor(left, device=chosen.device)
             batch.keep(places)
             chosen = chosen[places]
         logits = batch.step(chosen)
-    return done
 
 
 # Both kinds of batch have:
@@ -161,28 +147,15 @@ def _ends(model: Any) -> set[int]:
     return set() if found is None else {found} if isinstance(found, int) else set(found)
 
 
-class Draws:
-    """The rows of a batch whose words are drawn; each uses one number of its own generator a step."""
-
-    def __init__(self, how: Sequence[Sampling | None]) -> None:
-        """Take how each row is drawn; None leaves a row greedy."""
-        self._rows = {
-            row: (sampling, np.random.default_rng(sampling.seed % 2**64))
-            for row, sampling in enumerate(how)
-            if sampling is not None
-        }
-
-    def draw(self, rows: Sequence[int], logits: Tensor, chosen: Tensor) -> Tensor:
-        """Draw words for these rows from logits (rows, words); of greedy rows the words that were chosen."""
-        places = [place for place, row in enumerate(rows) if row in self._rows]
-        if not places:
-            return chosen
-        own = logits[places].double()
-        drawing = [self._rows[rows[place]] for place in places]
-        values = [(how.temperature, how.top_p, generator.random()) for how, generator in drawing]
-        chosen = chosen.clone()
-        chosen[places] = drawn(own, *torch.tensor(values, dtype=torch.float64, device=own.device).T)
+def _with_draws(rows: Sequence[Row], logits: Tensor, chosen: Tensor) -> Tensor:
+    """Draw words from logits (rows, words) for the rows that are not greedy; of the others, those that were chosen."""
+    draws = {place: draw for place, row in enumerate(rows) if (draw := row.draw()) is not None}
+    if not draws:
         return chosen
+    places, own = list(draws), logits[list(draws)].double()
+    chosen = chosen.clone()
+    chosen[places] = drawn(own, *torch.tensor(list(draws.values()), dtype=torch.float64, device=own.device).T)
+    return chosen
 
 
 def drawn(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from tanbr.moe.checkpoint import FileWatch
 from tanbr.moe.text import Columns, Inputs, TextEncoder
 from tanbr.serve.backends import BACKENDS, Backend, Builder
 from tanbr.serve.backends.choose import Precision
-from tanbr.serve.decode import NotFinite
+from tanbr.serve.decode import NotFinite, Row
 from tanbr.serve.panel import VERSION, Assignment, Live, Panel, Staged
 from tanbr.types import Blend, FloatArray, Text, as_blend
 
@@ -92,7 +92,7 @@ class Engine:
         self._idle = threading.Condition()  # guards the pointer and the readers
         self._paused = False
         self._loading = threading.Lock()  # of experts
-        self._fault = ""  # why nothing can answer: a merge in place failed, and so did merging the old blend back
+        self.fault = ""  # why nothing can answer: a merge in place failed, and so did merging the old blend back
         self._staged: list[Staged] = []
         self.files = FileWatch(moe.files)
         moe.release()
@@ -137,10 +137,6 @@ class Engine:
         for one in self.backends:
             one.agreement, one.margin = agreement, margin
 
-    def faults(self) -> tuple[str, ...]:
-        """Say why nothing can answer; nothing if something can."""
-        return (self._fault,) if self._fault else ()
-
     @property
     def available(self) -> bool:
         """Whether what answers can be asked now."""
@@ -168,7 +164,7 @@ class Engine:
             if not backend.writes:
                 return bool(np.isfinite(backend.classify(inputs)).all())
             try:
-                backend.generate(inputs, limits=[1], on_step=lambda _: ())
+                backend.generate(inputs, [Row(1)])
             except NotFinite:
                 return False
             return True
@@ -202,8 +198,8 @@ class Engine:
         """
         with self._idle:
             self._idle.wait_for(lambda: not self._paused)
-            if self._fault:
-                raise CheckpointError(f"{self._fault}; put the checkpoint right and restart")
+            if self.fault:
+                raise CheckpointError(f"{self.fault}; put the checkpoint right and restart")
             at_hand = [one for one in (*self.panel.models, *self.held) if one.version == version]
             live = at_hand[0] if at_hand else self.panel.models[place if panel is self.panel else 0]
             live.backend.readers += 1
@@ -243,7 +239,7 @@ class Engine:
         if version is None:
             version = max([self._issued, *(one.version for one in self._staged if one.changed)]) + 1
         same = [one for one in self.panel.models if one.blend is not None and np.array_equal(wanted, one.blend)]
-        if same and not self._fault:
+        if same and not self.fault:
             staged = Staged(same[0].backend, same[0].version, wanted, changed=False)
         elif self._free():
             staged = Staged(self._merged(wanted, version).backend, version, wanted, changed=True)
@@ -276,9 +272,9 @@ class Engine:
         with self._idle:
             for i, live in joined.items():
                 if not staged[i].changed and self._place(live) is None:
-                    raise _found_broken(live.version)
+                    raise CheckpointError(f"merge version {live.version} was found broken before it was committed")
             self._answer_with(joined, assignment)
-            self._fault = ""
+            self.fault = ""
         if all(one.backend is not None for one in staged):
             self.pause_seconds = time.perf_counter() - started
         return self.panel
@@ -314,9 +310,7 @@ class Engine:
 
     def _join(self, one: Staged, live: Live, joined: dict[int, Live], assignment: Assignment | None) -> Live:
         """Have one model of the next slot in a buffer that no other has, merged if need be."""
-        if not one.changed:
-            if one.backend is None or self._place(one) is None:
-                raise _found_broken(one.version)
+        if one.backend is not None and not one.changed:
             return replace(live, backend=one.backend)
         if not self._make_room(joined, assignment):
             with self._paused_for(one.blend, self.live) as backend, self._idle:
@@ -326,16 +320,18 @@ class Engine:
         return replace(live, backend=self._merged(one.blend, one.version, joined).backend)
 
     def _make_room(self, joined: dict[int, Live], assignment: Assignment | None) -> bool:
-        """See that a buffer is free: of the models that go, the one with fewest requests leaves, if others can answer.
+        """See that a buffer is free: one of the models that go leaves its requests to the others.
 
-        The last one leaves its requests to those of the next slot that are ready.
+        The last one leaves them to those of the next slot that are ready.
         """
         with self._idle:
-            old, stay = self.panel, [one.backend for one in joined.values()]
-            if not self._free(joined) and len(old.models) > 1:
-                going = [place for place, one in enumerate(old.models) if one.backend not in stay]
-                self.panel = old.without(min(going, key=old.shares(assignment).__getitem__))
-            elif not self._free(joined) and joined:
+            if self._free(joined):
+                return True
+            stay = [one.backend for one in joined.values()]
+            if len(self.panel.models) > 1:
+                going = [place for place, one in enumerate(self.panel.models) if one.backend not in stay]
+                self.panel = self.panel.without(going[0])
+            elif joined:
                 self._answer_with(joined, assignment)
             return bool(self._free(joined))
 
@@ -400,10 +396,10 @@ class Engine:
             self.pause_seconds = time.perf_counter() - started
 
     def _restore(self, old: Live) -> None:
-        self._fault = f"merge version {old.version} could not be restored after a merge in place that failed"
+        self.fault = f"merge version {old.version} could not be restored after a merge in place that failed"
         self.files.check()
         old.backend.merge(self.moe, self.moe.check(old.blend))
-        self._fault = ""
+        self.fault = ""
 
     def _merge(self, backend: Backend, blend: Blend, *, share: float) -> None:
         started = time.perf_counter()
@@ -416,10 +412,6 @@ class Engine:
 def _holder(blend: Blend, free: Sequence[Live]) -> Live | None:
     """Find the free buffer that holds a blend."""
     return next((one for one in free if one.blend is not None and np.array_equal(blend, one.blend)), None)
-
-
-def _found_broken(version: int) -> CheckpointError:
-    return CheckpointError(f"merge version {version} was found broken before it was committed")
 
 
 def classify(backend: Backend, columns: Columns, encoder: TextEncoder, *, batch: int) -> FloatArray:

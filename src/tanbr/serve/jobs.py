@@ -14,17 +14,17 @@ from tanbr.moe.text import UNSAID, Columns, TextEncoder, positions
 from tanbr.monitor.recogniser import Recognition
 from tanbr.serve import tracing
 from tanbr.serve.config import ServeConfig
-from tanbr.serve.decode import Written
+from tanbr.serve.decode import Row
 from tanbr.serve.engine import Engine
 from tanbr.serve.ids import RequestIds
 from tanbr.serve.panel import Answers, Live, Outbox, Panel
-from tanbr.serve.records import Answered, Generated, OnToken, ServiceError
-from tanbr.serve.relay import Call, Passage, combined
+from tanbr.serve.records import Answered, Generated, OnToken
+from tanbr.serve.relay import Call, combined
 from tanbr.serve.sampling import Sampling
 from tanbr.types import FloatArray, Text
 
 Reweigh: TypeAlias = Callable[[FloatArray, FloatArray], FloatArray]  # logits (n, columns), posteriors (n, V) → logits
-ENDING = threading.Lock()  # two workers may fail one job at the same time
+ENDING = threading.Lock()  # several threads may answer one job, or fail it, at the same time
 
 
 @dataclass(eq=False, slots=True)
@@ -45,40 +45,34 @@ class Job:
     posteriors: FloatArray | None = None  # (n, V) the same, weighed by the slot's mix and by what the client has named
     answers: dict[int, tuple[str, int, Any]] = field(default_factory=dict)  # text → request id, merge version, answer
     ended: bool = False  # whether its answer or error was given
-    call: Call | None = None  # that an engine answers as it is …
-    pieces: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # … and what came of it: for how many texts
+    call: Call | None = None  # that an engine answers as it is
     span: tracing.Span | None = field(default_factory=tracing.current)  # of its request, if that is traced
 
     def take(self, rows: Sequence[int], ids: Sequence[str], version: int, answers: Any) -> None:
-        """Take answers (n,), logits or what was written with its text; the client gets all with the last."""
-        self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
-        if len(self.answers) < len(self.texts):
-            return
+        """Take answers (n,): logits, what was written with its text, or an engine's; the client gets all at the end."""
+        with ENDING:
+            self.answers |= {row: (name, version, one) for row, name, one in zip(rows, ids, answers, strict=True)}
+            if len(self.answers) < len(self.texts):
+                return
         ids, versions, answers = zip(*(self.answers[row] for row in range(len(self.texts))), strict=True)
         several = versions if len(set(versions)) > 1 else ()
-        read, count = tuple(map(len, self.columns.get("input_ids", ()))), None
-        if isinstance(answers[0], np.ndarray):
-            answer: Answered | Generated = Answered(ids, np.asarray(answers), versions[0], self.cut, several, read)
+        read = tuple(map(len, self.columns.get("input_ids", ())))
+        usage = {"prompt_tokens": sum(read)}
+        answer: Answered | Generated | dict[str, Any]
+        if isinstance(answers[0], dict):  # an engine's, to all texts that one model has
+            answer = combined(list({id(one): one for one in answers if one}.values()))
+            usage = answer.get("usage") or {}
+        elif isinstance(answers[0], np.ndarray):
+            answer = Answered(ids, np.asarray(answers), versions[0], self.cut, several, read)
         else:
             written, texts = zip(*answers, strict=True)
             tokens = tuple(len(one.tokens) for one in written)
             ends: tuple[Literal["stop", "length"], ...] = tuple("stop" if w.stopped else "length" for w in written)
             answer = Generated(ids, texts, read, tokens, ends, versions[0], self.cut, several)
-            count = sum(tokens)
+            usage["completion_tokens"] = sum(tokens)
         if self.span is not None:
-            tracing.counted(self.span, ids[0], sum(read), count)
+            tracing.counted(self.span, ids[0], usage)
         if self._may_end():
-            self.future.set_result(answer)
-
-    def gather(self, count: int, piece: dict[str, Any]) -> None:
-        """Take what an engine's model answered to some of the texts, and give the client all of it with the last."""
-        with ENDING:
-            self.pieces.append((count, piece))
-            last = sum(of for of, _ in self.pieces) == len(self.texts)
-        answer = combined([one for _, one in self.pieces if one]) if last else {}
-        if self.span is not None and (usage := answer.get("usage")):
-            tracing.counted(self.span, str(answer["id"]), usage["prompt_tokens"], usage.get("completion_tokens"))
-        if last and self._may_end():
             self.future.set_result(answer)
 
     def fail(self, error: BaseException) -> None:
@@ -100,7 +94,7 @@ class Part:
     job: Job
     rows: Sequence[int]  # of the job's texts
     place: int = 0  # in the panel, of the model
-    written: dict[int, Written] = field(default_factory=dict)  # prompt → what was written for it
+    written: dict[int, Row] = field(default_factory=dict)  # prompt → what was written for it
     streamed: bool = False  # whether the client has seen a piece of an answer
     left: bool = False  # whether the model has no more to do for it
     began: float = 0.0  # when the model began with it
@@ -155,7 +149,6 @@ class Room:
     answer: int  # most that are written for one
     both: int | None  # most of the two together: the positions of a causal model; None for an encoder-decoder
     too_long: Literal["refuse", "cut"]  # what becomes of a prompt that is longer
-    more: str  # how to have longer answers
 
     @staticmethod
     def of(engine: Engine, config: ServeConfig) -> "Room":
@@ -164,15 +157,14 @@ class Room:
         found = [limit for limit in (positions(engine.moe.path), backend.positions) if limit is not None]
         room = min(found, default=None)
         limits = [limit for limit in (config.max_tokens, room and room - 1) if limit is not None]
-        answer = min(limits, default=UNSAID)
-        own = room is not None and answer == room - 1
-        more = "the model has room for no more" if own else "the server's [serve] max_tokens allows more"
-        return Room(engine.encode.max_length, answer, room if backend.causal else None, config.too_long, more)
+        both = room if backend.causal else None
+        return Room(engine.encode.max_length, min(limits, default=UNSAID), both, config.too_long)
 
     def check(self, max_tokens: int | None) -> None:
         """Refuse to write more than can be written."""
         if max_tokens is not None and not 1 <= max_tokens <= self.answer:
-            raise InputError(f"max_tokens must be 1..{self.answer} (got {max_tokens}); {self.more}")
+            why = "the model, or [serve] max_tokens, allows no more"
+            raise InputError(f"max_tokens must be 1..{self.answer} (got {max_tokens}); {why}")
 
     def fit(self, job: Job, encoder: TextEncoder) -> None:
         """Encode a job's prompts, and set what can be written for each; one that is too long is refused or cut."""
@@ -191,36 +183,26 @@ class Room:
         job.columns, job.cut = encoded.columns, encoded.cut if any(encoded.cut) else ()
 
 
+@dataclass(frozen=True, eq=False)
 class Replies:
     """Makes answers of logits and tokens. `Answers` is in the outbox before any client of it has its answer."""
 
-    def __init__(
-        self,
-        ids: RequestIds,
-        tokenizer: Any,
-        *,
-        outbox: Outbox,
-        classes: int,
-        reweigh: Reweigh | None = None,
-    ) -> None:
-        """Take how many columns are labels, and a function that weighs labels by the text's task, if wanted."""
-        self._ids, self._tokenizer, self._outbox = ids, tokenizer, outbox
-        self._classes, self._reweigh = classes, reweigh
+    ids: RequestIds
+    tokenizer: Any
+    outbox: Outbox
+    classes: int  # columns that are labels
+    reweigh: Reweigh | None = None  # weighs labels by the text's task, where that is wanted
 
     def classified(self, parts: Sequence[Part], logits: FloatArray, live: Live) -> None:
         """Answer texts by their logits (n, columns)."""
-        if self._reweigh is not None:
-            logits = self._reweighed(parts, logits, self._reweigh)
-        self._tell(parts, live, logits, logits=logits if self._classes else None)  # of vectors none has to be kept
+        if self.reweigh is not None:
+            logits = self._reweighed(parts, logits, self.reweigh)
+        self._tell(parts, live, logits, logits=logits if self.classes else None)  # of vectors none has to be kept
 
     def written(self, part: Part, live: Live) -> None:
-        """Answer prompts; tokens without a text fail their request alone."""
+        """Answer prompts."""
         rows = [part.written[row] for row in part.rows]
-        try:
-            whole = self._tokenizer.batch_decode([list(row.tokens) for row in rows], skip_special_tokens=True)
-        except Exception as error:  # the tokenizer raises whatever its library does
-            part.fail(ServiceError(f"the model wrote what its tokenizer has no text for ({error})"))
-            return
+        whole = self.tokenizer.batch_decode([row.tokens for row in rows], skip_special_tokens=True)
         texts = [text if row.text is None else row.text for text, row in zip(whole, rows, strict=True)]
         self._tell([part], live, list(zip(rows, texts, strict=True)))
 
@@ -235,43 +217,27 @@ class Replies:
             start += len(rows)
         return weighed
 
-    def relayed(self, passage: Passage, event: dict[str, Any]) -> None:
-        """Make an event of an engine's answer our own; the learner is told before the last one goes out."""
-        live = passage.live
-        if not passage.ids:
-            passage.ids = tuple(self._ids.issue(live.slot, len(passage.part.rows), place=live.place))
-        done = passage.complete
-        passage.take(event, [self._ids.show(value) for value in passage.ids])
-        if passage.complete and not done:
-            self._put([passage.part], live, tuple(passage.ids))
-
     def _tell(self, parts: Sequence[Part], live: Live, answers: Any, **kept: Any) -> None:
         """Tell the learner, with what is to be `kept` of them, then give the jobs their answers (n,)."""
-        raw = tuple(self._ids.issue(live.slot, len(answers), place=live.place))
-        self._put(parts, live, raw, **kept)
+        raw = tuple(self.ids.issue(live.slot, len(answers), place=live.place))
+        self.put(parts, live, raw, **kept)
         start = 0
         for part in parts:
             some = slice(start, start := start + len(part.rows))
-            part.job.take(part.rows, [self._ids.show(value) for value in raw[some]], live.version, answers[some])
+            part.job.take(part.rows, [self.ids.show(value) for value in raw[some]], live.version, answers[some])
 
-    def _put(
-        self,
-        parts: Sequence[Part],
-        live: Live,
-        raw: tuple[bytes, ...],
-        *,
-        logits: FloatArray | None = None,
-    ) -> None:
+    def put(self, parts: Sequence[Part], live: Live, raw: tuple[bytes, ...], **kept: Any) -> None:
+        """Tell the learner what was answered under these ids."""
         for part in parts:
             part.trace(live)
         seen = [part.job.seen.rows(part.rows) for part in parts if part.job.seen is not None]
-        self._outbox(
+        self.outbox(
             Answers(
                 live.version,
                 live.slot,
                 raw,
                 tuple(part.job.texts[row] for part in parts for row in part.rows),
-                logits,
+                **kept,
                 place=live.place,
                 seen=Recognition.concatenate(seen) if len(seen) == len(parts) else None,
                 named=_named_tasks(parts),

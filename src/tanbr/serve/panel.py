@@ -69,13 +69,6 @@ class Panel:
     models: tuple[Live, ...]  # G, at least one
     assignment: Assignment | None = field(default=None, repr=False)  # of G models; None: the first answers everything
 
-    def shares(self, coming: Assignment | None) -> list[float]:
-        """Share of a coming slot's requests that each model would get: one that would get few may go first."""
-        if self.assignment is None or coming is None:
-            return [0.0] * len(self.models)
-        of = self.assignment.decision.task_models
-        return [float(coming.decision.task_mix[of == place].sum()) for place in range(len(self.models))]
-
     def without(self, place: int) -> "Panel":
         """Leave one model out: its requests go to the others."""
         left = None if self.assignment is None else self.assignment.without(place)
@@ -104,7 +97,7 @@ class Answers:
     slot: int  # that they are credited to
     ids: tuple[bytes, ...]  # (n,) raw request ids
     texts: tuple[Text, ...]
-    logits: FloatArray | None  # (n, columns) of a classifier
+    logits: FloatArray | None = None  # (n, columns) of a classifier
     place: int = 0  # of the model among those of its slot
     seen: Recognition | None = None  # what was read from the texts already, if it was
     named: FloatArray | None = None  # (n, V) 1 for the tasks that each client has named; None if nobody has

@@ -1,7 +1,8 @@
-"""The queue between clients and the model: a front thread, and workers that run the model on batches.
+"""The queue between clients and the model: threads that read requests, run the model on batches, and tell the answers.
 
-The front thread turns texts into tokens, chooses the model, and tells the answers; so tokens overlap with models.
-Whatever fails for one request fails that request alone. A thread that dies takes its requests with it.
+All threads do all three, and there is one more of them than may run the model at once: so texts become tokens while
+models run, and a request that comes alone is read, answered and told by one thread.
+Whatever fails for one request fails that request alone. A thread that dies takes all requests with it.
 """
 
 import copy
@@ -12,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from tanbr.errors import InputError
-from tanbr.serve import tracing
 from tanbr.serve.chat import ChatTemplate
 from tanbr.serve.config import MOST_WORKERS, ServeConfig, usable_cores
 from tanbr.serve.decode import NotFinite
@@ -30,10 +29,11 @@ from tanbr.serve.ids import RequestIds
 from tanbr.serve.jobs import Job, Part, Replies, Room, assigned, columns_of, count
 from tanbr.serve.labels import label_space, named_tasks
 from tanbr.serve.panel import Broken, Live, Outbox, Panel
+from tanbr.serve.passage import Relays
 from tanbr.serve.records import Answered, Generated, Observer, OnToken, Overloaded, ServiceError, Stopping
-from tanbr.serve.relay import Call, Conversations, Passage
+from tanbr.serve.relay import Call, Conversations
 from tanbr.serve.sampling import WritingOptions
-from tanbr.serve.writing import WrittenBatch
+from tanbr.serve.writing import PartRow
 from tanbr.tasks.rows import Task
 from tanbr.types import Text
 
@@ -69,31 +69,33 @@ class Queue:
         self._cores, self._parameters = usable_cores(), 0 if engine.writes else engine.live.backend.size.parameters
         here = config.device == "cpu" and not engine.relays  # a GPU runs one batch at a time; engines make their own
         self._workers = config.workers or (min(self._cores, MOST_WORKERS) if here else 1)
-        self._conversations = Conversations(config.conversation_seconds)
-        self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one for each thread
-        self._chat = ChatTemplate(engine.encode.tokenizer)
+        self._encoder = copy.deepcopy(engine.encode)  # a tokenizer remembers how to cut: one thread reads …
+        words = engine.encode.tokenizer
+        self._words = words = copy.deepcopy(words) if engine.writes else words  # … while others turn tokens into texts
+        self._chat = ChatTemplate(words)
         self.chat, self.folder_of = self._chat.render, engine.folder_of
         reweigh = None
         if config.answers == "posterior" and self.space is not None:
             reweigh = self.space.with_posterior
-        self._replies = Replies(ids, self._encoder.tokenizer, outbox=outbox, classes=self.classes, reweigh=reweigh)
+        self._replies = Replies(ids, words, outbox, self.classes, reweigh)
+        talks = Conversations(config.conversation_seconds)
+        self._relays = Relays(engine, self._replies, talks, self._observer, self._go_back)
         self._panel = engine.panel  # that the encoded jobs are assigned to
         self._lock = threading.Lock()
-        self._front_wakes, self._workers_wake = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._wakes = threading.Condition(self._lock)
         self._incoming: list[Job] = []
+        self._reading = False  # whether a thread turns texts into tokens
         self._encoded: deque[Part] = deque()
-        self._done: list[tuple[list[Part], Callable[[], None]]] = []  # answered parts, and what tells their answers
+        self._free = self._workers  # batches that may begin
         self._unanswered: set[Job] = set()  # of all that were accepted
         self._waiting = 0  # texts accepted and not yet in a batch
         self._at_work: set[Part] = set()  # in a batch, and not yet told; not of models that write
         self._running = False
-        self._free = 0  # workers that wait for a batch
-        self._ended = 0  # workers that have
         self._faults: list[str] = []
         self._rate = 0.0  # texts per second of a busy worker, smoothed
-        runs = {"tanbr-front": self._front} | {f"tanbr-model-{n}": self._work for n in range(1, self._workers + 1)}
         self._threads = [
-            threading.Thread(target=self._watched, args=(run,), name=name, daemon=True) for name, run in runs.items()
+            threading.Thread(target=self._watched, name=f"tanbr-model-{number}", daemon=True)
+            for number in range(1, self._workers + 2)
         ]
 
     # --- clients ------------------------------------------------------------------------------------------------------
@@ -124,8 +126,7 @@ class Queue:
         `on_token` gets each piece of text, in a worker's thread, until the future is cancelled. Fails as `submit` does.
         """
         if not self.engine.writes or self.engine.relays:
-            what = "an engine answers here; use `relay`" if self.engine.relays else "this model classifies"
-            raise InputError(f"{what}; it cannot write text by itself")
+            raise InputError("this model cannot write text by itself")
         self.room.check(max_tokens)
         return self._accept(
             Job(
@@ -147,8 +148,8 @@ class Queue:
             raise InputError(f"merge version {call.version} is not at hand")
         if call.expert is not None:
             self.engine.expert(call.expert)
-        decode, most = self.engine.encode.tokenizer.decode, self._config.max_tokens
-        texts = [one if isinstance(one, str) else decode(one) for one in call.prompts]
+        most = self._config.max_tokens
+        texts = [one if isinstance(one, str) else self._words.decode(one) for one in call.prompts]
         if most is not None:
             asked = call.body.get("max_completion_tokens") or call.body.get("max_tokens")
             self.room.check(asked if isinstance(asked, int) else None)
@@ -172,7 +173,7 @@ class Queue:
             self._waiting += len(job.texts)
             self._unanswered.add(job)
             self._incoming.append(job)
-            self._front_wakes.notify()
+            self._wakes.notify()
         job.future.add_done_callback(lambda _: self._forget(job))
         return job.future
 
@@ -200,7 +201,7 @@ class Queue:
 
     def faults(self) -> tuple[str, ...]:
         """Say what keeps the queue from answering: dead threads, a model that is not whole; nothing if it can."""
-        return (*self._faults, *self.engine.faults())
+        return (*self._faults, *filter(None, [self.engine.fault]))
 
     def start(self) -> None:
         """Take requests."""
@@ -213,8 +214,7 @@ class Queue:
         self._chat.close()
         with self._lock:
             self._running = False
-            self._front_wakes.notify()
-            self._workers_wake.notify_all()
+            self._wakes.notify_all()
         ends = time.monotonic() + timeout
         for thread in self._threads:
             if thread.ident is not None:
@@ -225,65 +225,63 @@ class Queue:
     def look_again(self) -> None:
         """Go on with what waits for a slot to turn."""
         with self._lock:
-            self._workers_wake.notify_all()
+            self._wakes.notify_all()
 
-    def _watched(self, run: Callable[[], None]) -> None:
-        """Run a thread; if it dies, say so and leave no request waiting for it."""
+    # --- threads ------------------------------------------------------------------------------------------------------
+
+    def _watched(self) -> None:
+        """Work; if the thread dies, say so and leave no request waiting."""
         try:
-            run()
+            while (step := self._next()) is not None:
+                step()
         except BaseException as error:  # nobody else would ever hear of it
             fault = f"{threading.current_thread().name} died of {type(error).__name__}: {error}"
             with self._lock:
                 self._faults.append(fault)
-                self._incoming, self._ended, self._running = [], self._workers, False
+                self._incoming, self._running = [], False
                 self._encoded.clear()
                 self._waiting = 0
-                self._front_wakes.notify()
-                self._workers_wake.notify_all()
+                self._wakes.notify_all()
             for job in list(self._unanswered):
                 job.fail(ServiceError(f"the server cannot answer any more: {fault}"))
             self._observer.alarm(fault)
 
-    # --- front thread -------------------------------------------------------------------------------------------------
+    def _next(self) -> Callable[[], None] | None:
+        """Wait until there is a batch of one model, or requests to read; what to do then, None at the end."""
+        with self._lock:
+            while not (parts := self._next_batch()) and (self._reading or not self._incoming):
+                if self._faults or not (self._running or self._waiting):
+                    return None
+                self._wakes.wait(LOOK if self._encoded or not self._running else None)
+            if parts:
+                self._free -= 1
+                step = partial(self._run, parts, self._panel, busy=self._workers - self._free)
+            else:
+                jobs, self._incoming, self._reading = self._incoming, [], True
+                step = partial(self._read, jobs)
+            if (self._incoming and not self._reading) or (self._encoded and self._free):
+                self._wakes.notify()
+        return step
 
-    def _front(self) -> None:
-        while True:
-            with self._lock:
-                self._front_wakes.wait_for(lambda: self._incoming or self._done or not self._running)
-                jobs, self._incoming = self._incoming, []
-                done, self._done = self._done, []
-                if not jobs and not done:
-                    if self._ended >= self._workers:
-                        return
-                    self._workers_wake.notify_all()  # stopping: the workers have yet to finish
-                    self._front_wakes.wait(0.01)
-            for answered, tell in done:
-                try:
-                    tell()
-                except Exception as error:  # ids, a learner's log: nothing of it may end the thread
-                    said = f"an answer could not be told ({type(error).__name__}: {error})"
-                    for part in answered:
-                        part.fail(ServiceError(said))
-                    self._observer.alarm(said)
-                with self._lock:
-                    self._at_work.difference_update(answered)
-            if jobs:
-                panel = self.engine.panel
-                unreadable = self._read(jobs, panel)
-                read = [job for job in jobs if job not in unreadable]
-                parts = [part for job in read for part in assigned(job, range(len(job.texts)), panel)]
-                with self._lock:
-                    self._waiting -= sum(len(job.texts) for job in unreadable)
-                    self._encoded.extend(parts)
-                    self._drop_cancelled()  # some may have gone while they were read
-                    if panel is not self._panel:
-                        self._assign_again()
-                    self._workers_wake.notify_all()
-                for job, why in unreadable.items():
-                    job.fail(why)
+    # --- reading ------------------------------------------------------------------------------------------------------
 
-    def _read(self, jobs: Sequence[Job], panel: Panel) -> dict[Job, InputError]:
-        """Turn texts into tokens, and recognise tasks for a panel, or if that fails job by job; why some fail."""
+    def _read(self, jobs: Sequence[Job]) -> None:
+        """Turn texts into tokens, and assign them to models."""
+        panel = self.engine.panel
+        unreadable = self._encode(jobs, panel)
+        parts = [part for job in jobs if job not in unreadable for part in assigned(job, range(len(job.texts)), panel)]
+        with self._lock:
+            self._reading = False
+            self._waiting -= sum(len(job.texts) for job in unreadable)
+            self._encoded.extend(parts)
+            self._drop_cancelled()  # some may have gone while they were read
+            if panel is not self._panel:
+                self._assign_again()
+        for job, why in unreadable.items():
+            job.fail(why)
+
+    def _encode(self, jobs: Sequence[Job], panel: Panel) -> dict[Job, InputError]:
+        """Encode texts, and recognise tasks for a panel, or if that fails job by job; why some fail."""
         texts = [text for job in jobs for text in job.texts]
         try:
             encoded = None if self.engine.writes else self._encoder.encode(texts)
@@ -291,16 +289,15 @@ class Queue:
             end = 0
             for job in jobs:
                 rows = slice(end, end := end + len(job.texts))
-                if encoded is None:
-                    if job.call is None:
-                        self.room.fit(job, self._encoder)
-                else:
+                if encoded is not None:
                     job.columns = {name: values[rows] for name, values in encoded.columns.items()}
                     job.cut = encoded.cut[rows] if any(encoded.cut[rows]) else ()
+                elif job.call is None:
+                    self.room.fit(job, self._encoder)
                 job.seen = None if seen is None else seen.rows(rows)
         except Exception as error:  # the tokenizer raises whatever its library does
             if len(jobs) > 1:
-                return {unread: why for job in jobs for unread, why in self._read([job], panel).items()}
+                return {unread: why for job in jobs for unread, why in self._encode([job], panel).items()}
             return {jobs[0]: error if isinstance(error, InputError) else InputError(f"a text cannot be read ({error})")}
         return {}
 
@@ -308,25 +305,11 @@ class Queue:
         self._panel = self.engine.panel
         self._encoded = deque(new for old in self._encoded for new in assigned(old.job, old.rows, self._panel))
 
-    # --- batches ------------------------------------------------------------------------------------------------------
-
-    def _take(self) -> tuple[list[Part], Panel, int] | None:
-        """Wait for parts that make up a batch of one model, and say how many workers are busy; None at the end."""
-        with self._lock:
-            self._free += 1
-            while not (parts := self._next_batch()):
-                if not self._encoded and (self._faults or (not self._running and not self._waiting)):
-                    return None
-                self._workers_wake.wait((LOOK if self._encoded else None) if self._running else 0.01)
-            panel = self._panel
-            self._free -= 1
-            depth, busy = self._waiting, self._workers - self._free
-        self._observer.queue(depth)
-        return parts, panel, busy
+    # --- batches; the caller holds the lock ---------------------------------------------------------------------------
 
     def _next_batch(self) -> list[Part]:
         """Take the parts that are next, as many as make up a batch; none while they must wait for a slot to turn."""
-        if not self._encoded:
+        if not self._encoded or not self._free:
             return []
         if self.engine.panel is not self._panel:
             self._assign_again()
@@ -355,23 +338,26 @@ class Queue:
         self._waiting -= count(parts)
         return parts
 
-    # --- workers ------------------------------------------------------------------------------------------------------
+    # --- models -------------------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        threads = None
-        while taken := self._take():
-            parts, panel, busy = taken
-            each = self._config.threads or (1 if self._is_short(parts) else max(1, self._cores // busy))
-            if not self.engine.relays and threads != each:
-                torch.set_num_threads(threads := each)  # of this thread's own arithmetic
-            started = time.perf_counter()
-            if size := self._answer(parts, panel):
-                took = time.perf_counter() - started
-                self._rate = 0.8 * self._rate + 0.2 * size / took if self._rate else size / took
-                self._observer.batch(size, took)
+    def _run(self, parts: list[Part], panel: Panel, *, busy: int) -> None:
+        """Answer a batch, one of so many that are `busy`; another may begin before its answers are told."""
+        self._observer.queue(self._waiting)
+        each = self._config.threads or (1 if self._is_short(parts) else max(1, self._cores // busy))
+        if not self.engine.relays and torch.get_num_threads() != each:
+            torch.set_num_threads(each)  # of this thread's own arithmetic
+        started = time.perf_counter()
+        tells = self._answer(parts, panel)
+        took = time.perf_counter() - started
+        if size := count(part for part in parts if part.left or self.engine.relays):
+            self._rate = 0.8 * self._rate + 0.2 * size / took if self._rate else size / took
+            self._observer.batch(size, took)
         with self._lock:
-            self._ended += 1
-            self._front_wakes.notify()
+            self._free += 1
+            if self._encoded:
+                self._wakes.notify()
+        for tell in tells:
+            tell()
 
     def _is_short(self, parts: list[Part]) -> bool:
         """Whether a batch is so little work that more cores would not help."""
@@ -381,10 +367,11 @@ class Queue:
         tokens = sum(len(part.job.columns["input_ids"][row]) for part in parts for row in part.rows)
         return tokens * self._parameters < short
 
-    def _answer(self, parts: list[Part], panel: Panel) -> int:
-        """Answer parts of one model together, or if that fails one by one; how many texts were answered at once."""
+    def _answer(self, parts: list[Part], panel: Panel) -> list[Callable[[], None]]:
+        """Answer parts of one model together, or if that fails one by one; what is left to do is to tell them."""
+        parts = [part for part in parts if part.wanted]
         try:
-            return self._answer_together(parts, panel)
+            return self._answer_together(parts, panel) if parts else []
         except Exception as error:  # whatever the model raises must not end the thread
             others = [part for part in parts if not part.left]
             again = [part for part in others if len(parts) > 1 and not part.streamed]  # no client gets a piece twice
@@ -394,33 +381,55 @@ class Queue:
                 part.fail(error if isinstance(error, ServiceError) else ServiceError(f"the model failed ({said})"))
             if failed or not again:
                 self._observer.alarm(f"a batch failed: {said}")
-            return sum(self._answer([part], panel) for part in again)
+            return [tell for part in again for tell in self._answer([part], panel)]
 
-    def _answer_together(self, parts: list[Part], panel: Panel) -> int:
+    def _answer_together(self, parts: list[Part], panel: Panel) -> list[Callable[[], None]]:
         """Answer parts; if the merge version is broken, go back to the one before and put them into the queue again."""
-        parts[:] = [part for part in parts if part.wanted]
-        if not parts:
-            return 0
         for part in parts:
             part.began = time.perf_counter()
+            if part.job.call is not None:
+                self._relays.send(part, part.job.call, panel)
         if self.engine.relays:
-            for part in parts:
-                try:
-                    self._send(part, panel)
-                except Exception as error:  # an engine that is lost, for one
-                    part.fail(error)
-            return count(parts)
+            return []
         with self.engine.using(panel, parts[0].place) as live:
             try:
                 if self.engine.writes:
                     self._write(parts, live)
-                else:
-                    self._classify(parts, live)
-                return count(parts)
+                    return []
+                logits = classify(live.backend, columns_of(parts), self._encoder, batch=self._config.batch)
+                if not np.isfinite(logits).all():
+                    raise NotFinite
+                for part in parts:
+                    part.left = True
+                return [partial(self._tell, parts, partial(self._replies.classified, parts, logits, live))]
             except NotFinite:
-                pass
-        self._go_back(parts, live)
-        return 0
+                self._go_back(parts, live)
+                return []
+
+    def _write(self, parts: list[Part], live: Live) -> None:
+        """Decode all prompts together; a part's answers are told when its last one ends."""
+
+        def finished(part: Part) -> None:
+            part.left = True
+            self._tell([part], partial(self._replies.written, part, live))
+
+        rows = []
+        for part in parts:
+            part.written = {}
+            rows += [PartRow(part, prompt, self._words, finished=finished) for prompt in part.rows]
+        live.backend.generate(self._encoder.pad(columns_of(parts), left=live.backend.causal), rows)
+
+    def _tell(self, parts: list[Part], tell: Callable[[], None]) -> None:
+        """Tell the answers of parts, to the learner and then to their clients."""
+        try:
+            tell()
+        except Exception as error:  # ids, a learner's log: nothing of it may end the thread
+            said = f"an answer could not be told ({type(error).__name__}: {error})"
+            for part in parts:
+                part.fail(ServiceError(said))
+            self._observer.alarm(said)
+        with self._lock:
+            self._at_work.difference_update(parts)
 
     def _go_back(self, parts: list[Part], live: Live) -> None:
         """Let a broken merge version answer no more, and put its parts into the queue again."""
@@ -434,84 +443,4 @@ class Queue:
         with self._lock:
             self._waiting += count(again)
             self._encoded.extendleft(reversed(again))
-            self._workers_wake.notify_all()
-
-    def _version(self, call: Call, chosen: int) -> int:
-        """Choose the version: what the client has named, what its conversation has, or what is best for the text."""
-        if call.version is not None:
-            return call.version
-        if not call.conversation:
-            return chosen
-        had = None if call.begins else self._conversations.version(call.conversation)
-        stays = had in self.engine.versions
-        self._observer.conversation("begun" if had is None else "kept" if stays else "moved")
-        return had if had is not None and stays else chosen
-
-    def _send(self, part: Part, panel: Panel) -> None:
-        """Send a part to the engine; what comes back is told and passed on in the engine's thread."""
-        job, hold = part.job, ExitStack()
-        call = job.call
-        if call is None:
-            raise ServiceError("an engine answers requests as they are")
-        version = self._version(call, panel.models[part.place].version)
-        if call.expert is not None:
-            live = self.engine.expert(call.expert)
-        else:
-            live = hold.enter_context(self.engine.using(panel, part.place, version))
-        if call.conversation and call.chosen:
-            self._conversations.note(call.conversation, live.version)
-        passage = Passage(part, call, live, self.engine.live.slot)
-
-        def hear(event: dict[str, Any]) -> None:
-            self._replies.relayed(passage, event)
-            if call.on_event is not None and event["choices"]:
-                part.streamed = True
-                call.on_event(event)
-            else:
-                passage.rest = event
-
-        def ended(future: "Future[None]") -> None:
-            hold.close()
-            part.left = True
-            error = None if future.cancelled() else future.exception()
-            try:
-                if isinstance(error, NotFinite) and call.chosen:
-                    part.left = False
-                    self._go_back([part], live)
-                elif error is not None or future.cancelled() or not passage.complete:
-                    part.fail(error or ServiceError("the engine broke an answer off"))
-                else:
-                    job.gather(len(part.rows), passage.rest)
-            except Exception as raised:
-                part.fail(raised)
-
-        try:
-            answering = live.backend.relay(call.path, passage.body, hear, tracing.headers_of(job.span))
-        except BaseException:
-            hold.close()
-            raise
-        answering.add_done_callback(ended)
-        job.future.add_done_callback(lambda _: answering.cancel())  # of no effect unless the client has left
-
-    def _hand_over(self, parts: list[Part], tell: Callable[[], None]) -> None:
-        for part in parts:
-            part.left = True
-        with self._lock:
-            self._done.append((parts, tell))
-            self._front_wakes.notify()
-
-    def _classify(self, parts: list[Part], live: Live) -> None:
-        logits = classify(live.backend, columns_of(parts), self._encoder, batch=self._config.batch)
-        if not np.isfinite(logits).all():
-            raise NotFinite
-        self._hand_over(parts, partial(self._replies.classified, parts, logits, live))
-
-    def _write(self, parts: list[Part], live: Live) -> None:
-        """Decode all prompts together; a part's answers are told when its last one ends."""
-
-        def finished(part: Part) -> None:
-            self._hand_over([part], partial(self._replies.written, part, live))
-
-        batch = WrittenBatch(parts, self._encoder.tokenizer, finished=finished)
-        inputs = self._encoder.pad(columns_of(parts), left=live.backend.causal)
-        live.backend.generate(inputs, limits=batch.limits, on_step=batch.on_step, sampling=batch.sampling)
+            self._wakes.notify()

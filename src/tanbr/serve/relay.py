@@ -1,16 +1,11 @@
-"""Requests that an engine answers as they are. Ours are the model's name, the ids and the merge version."""
+"""Requests in OpenAI's form that an engine answers, and which version the conversation of each began with."""
 
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-from tanbr.serve.panel import NOT_CHOSEN, VERSION, Live
-
-if TYPE_CHECKING:
-    from tanbr.serve.jobs import Part
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]  # is called in another thread
 TANBR = "tanbr"  # the name of whichever model is best for a request
@@ -37,41 +32,6 @@ class Call:
     def chosen(self) -> bool:
         """Whether the model is ours to choose."""
         return self.version is None and self.expert is None
-
-
-class Passage:
-    """What one model answers of a request: what goes to the engine, and what of its answer goes to the client."""
-
-    def __init__(self, part: "Part", call: Call, live: Live, slot: int) -> None:
-        """Take the model that answers."""
-        self.part, self._call = part, call
-        self.live = live if call.chosen else replace(live, place=NOT_CHOSEN, slot=slot)
-        self.ids: Sequence[bytes] = ()
-        self._ended = 0  # answers that are complete
-        self.rest: dict[str, Any] = {}  # the whole answer, or the event after a stream's last choice
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """Give what the engine is asked."""
-        call, rows, body = self._call, self.part.rows, dict(self._call.body)
-        if len(rows) < len(self.part.job.texts):
-            body["prompt"] = [call.prompts[row // call.n] for row in rows[:: call.n]]
-        return body
-
-    @property
-    def complete(self) -> bool:
-        """Whether the engine has ended all answers."""
-        return self._ended == len(self.part.rows)
-
-    def take(self, event: dict[str, Any], shown: Sequence[str]) -> None:
-        """Make the engine's answer, or an event of it, our own; `shown` are the ids of the answers."""
-        version = None if self.live.version < 0 else self.live.version
-        for choice in event["choices"]:
-            row = range(len(shown))[choice["index"]]
-            choice |= {"index": self.part.rows[row], "request_id": shown[row], "merge_version": version}
-            self._ended += choice["finish_reason"] is not None
-        kind, name = str(event["id"]).partition("-")[0], self._call.name if version is None else f"{VERSION}{version}"
-        event |= {"id": f"{kind}-{shown[0]}", "model": name, "merge_version": version}
 
 
 def combined(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

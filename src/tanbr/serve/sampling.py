@@ -12,7 +12,7 @@ class Sampling:
 
     temperature: float  # above 0
     top_p: float  # above 0
-    seed: int  # of 64 bits
+    seed: int  # of 64 bits, from 0
 
 
 @dataclass(frozen=True)
@@ -43,4 +43,4 @@ class WritingOptions:
 def _hashed(*numbers: int) -> int:
     """Make one seed of several numbers; different numbers give different seeds, but for accidents."""
     text = " ".join(map(str, numbers)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

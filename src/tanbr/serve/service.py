@@ -220,7 +220,7 @@ class Service(Queue):
         if answered and ended:
             self.store.close()
             self.engine.close()
-        return answered and ended and self.saved
+        return answered and ended and self.learning.saved
 
     def faults(self) -> tuple[str, ...]:
         """What is broken, a sentence each; none if all is well."""
@@ -230,11 +230,6 @@ class Service(Queue):
     def learner(self) -> Learner:
         """All that is known now, as one value."""
         return self.learning.learner
-
-    @property
-    def saved(self) -> bool:
-        """Whether all that was learned is in the state's folder: not while it runs."""
-        return self.learning.saved
 
     @property
     def ready(self) -> bool:

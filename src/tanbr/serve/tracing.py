@@ -73,10 +73,11 @@ def answered(span: Span, *, place: int, merge_version: int, seconds: float, post
     span.set_attributes(said | ({} if posterior is None else {"tanbr.task_posterior": posterior.tolist()}))
 
 
-def counted(span: Span, request_id: str, prompt_tokens: int, completion_tokens: int | None = None) -> None:
-    """Say the first text's request id, and the tokens that were read and written."""
-    written = {} if completion_tokens is None else {"gen_ai.usage.output_tokens": completion_tokens}
-    span.set_attributes({"gen_ai.response.id": request_id, "gen_ai.usage.input_tokens": prompt_tokens} | written)
+def counted(span: Span, request_id: str, usage: Mapping[str, int]) -> None:
+    """Say the first text's request id, and the tokens that were read and written, as far as they are known."""
+    names = {"gen_ai.usage.input_tokens": "prompt_tokens", "gen_ai.usage.output_tokens": "completion_tokens"}
+    counts = {name: usage[theirs] for name, theirs in names.items() if usage.get(theirs) is not None}
+    span.set_attributes({"gen_ai.response.id": request_id} | counts)
 
 
 def end(span: Span, status: int) -> None:

@@ -1,79 +1,49 @@
 """Answers while they are written: pieces of text that can no longer change, up to a string that ends the answer."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tanbr.serve.decode import Step, Written
+from tanbr.serve.decode import Row
 from tanbr.serve.jobs import Part
 from tanbr.serve.records import ServiceError
 
 
-class WrittenBatch:
-    """Prompts that a model answers together. A part leaves when its last prompt has, or when its client gives up."""
+class PartRow(Row):
+    """The answer to a prompt of a part. It leaves when it has a stop string, or when its client gives up."""
 
-    def __init__(self, parts: Sequence[Part], tokenizer: Any, *, finished: Callable[[Part], None]) -> None:
-        """Take in prompts; call `finished` with each part whose prompts are all answered."""
-        for part in parts:
-            part.written = {}
-        self._finished = finished
-        self._rows = [_Row(part, row, tokenizer) for part in parts for row in part.rows]
-        self.limits = [part.job.limits[row] for part in parts for row in part.rows]
-        self.sampling = [part.job.sampling[row] if part.job.sampling else None for part in parts for row in part.rows]
-
-    def on_step(self, step: Step) -> Collection[int]:
-        """Take the tokens of a step; the rows of which nothing more is wanted."""
-        for number, token in step.added.items():
-            row = self._rows[number]
-            row.add(token)
-            if row.stopped and number not in step.ended:
-                self._end(row, row.cut())
-        for number, written in step.ended.items():
-            row = self._rows[number]
-            row.end()
-            self._end(row, row.cut() if row.stopped else written)
-        return [number for number, row in enumerate(self._rows) if row.stopped or not row.part.wanted]
-
-    def _end(self, row: "_Row", written: Written) -> None:
-        part = row.part
-        part.written[row.prompt] = written
-        if len(part.written) == len(part.rows) and not part.left:
-            self._finished(part)
-
-
-class _Row:
-    """One answer that is being written: its text, where that matters before the end."""
-
-    def __init__(self, part: Part, prompt: int, tokenizer: Any) -> None:
-        self.part, self.prompt = part, prompt
-        self._stream = TextStream(tokenizer) if part.job.on_token is not None or part.job.stop else None
-        self._stops = StopStrings(part.job.stop)
-        self._tokens: list[int] = []
+    def __init__(self, part: Part, prompt: int, tokenizer: Any, *, finished: Callable[[Part], None]) -> None:
+        """Take a prompt; the last of its part to be answered calls `finished`."""
+        job = part.job
+        super().__init__(job.limits[prompt], job.sampling[prompt] if job.sampling else None)
+        self._part, self._prompt, self._finished = part, prompt, finished
+        self._stream = TextStream(tokenizer) if job.on_token is not None or job.stop else None
+        self._stops = StopStrings(job.stop)
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string was written."""
-        return self._stops.found
+    def done(self) -> bool:
+        """Whether nothing more is wanted."""
+        return super().done or not self._part.wanted
 
-    def add(self, token: int) -> None:
-        """Take a token."""
-        if self._stream is not None and not self.stopped:
-            self._tokens.append(token)
+    def add(self, token: int | None) -> None:
+        """Take the next token; pass on the text that can no longer change."""
+        super().add(token)
+        if self._stream is not None and token is not None:
             self._pass_on(self._stops.add(self._stream.add(token)))
-
-    def end(self) -> None:
-        """Pass on what was kept back: there are no more tokens."""
-        if self._stream is not None and not self.stopped:
+        if self._stream is not None and super().done:
             self._pass_on(self._stops.add(self._stream.end(), last=True))
-
-    def cut(self) -> Written:
-        """Give what was written up to the stop string, and what of it the client gets."""
-        return Written(tuple(self._tokens), True, self._stops.text)
+        if self._stops.found:
+            self.stopped, self.text = True, self._stops.text
+        if super().done:
+            written = self._part.written
+            written[self._prompt] = self
+            if len(written) == len(self._part.rows) and not self._part.left:
+                self._finished(self._part)
 
     def _pass_on(self, piece: str) -> None:
-        part, on_token = self.part, self.part.job.on_token
+        part, on_token = self._part, self._part.job.on_token
         if piece and part.wanted and on_token is not None:
             try:
-                on_token(self.prompt, piece)
+                on_token(self._prompt, piece)
                 part.streamed = True
             except Exception as error:  # the client's own function
                 part.fail(ServiceError(f"the text could not be streamed ({type(error).__name__}: {error})"))

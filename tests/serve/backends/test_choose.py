@@ -55,13 +55,6 @@ def test_the_fastest_way_that_answers_alike_is_taken(way: str, moe: Moe, quickes
     assert took(Engine(moe, backend="auto", precision="auto", probes=TEXTS)) == "fp32 by torch"
 
 
-def test_without_a_text_backends_are_timed_all_the_same(moe: Moe, quickest: Callable[..., None]) -> None:
-    quickest("fp32 by onnx", "int8 by onnx")
-    engine = Engine(moe, backend="auto", precision="auto", probes=())
-    assert took(engine) == "fp32 by onnx"
-    assert "0 texts of a history are too few" in engine.live.backend.chosen
-
-
 def test_a_precision_that_answers_otherwise_is_not_taken(
     moe: Moe, quickest: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,11 +92,15 @@ def test_the_margin_is_what_int8_moves_and_more_where_labels_still_change() -> N
     assert np.isinf(choose.gaps(truth[:, :1])).all()
 
 
-def test_too_few_texts_judge_no_precision(moe: Moe, quickest: Callable[..., None]) -> None:
-    quickest("int8 by torch", "bf16 by torch")
-    engine = Engine(moe, precision="auto", probes=TEXTS[: choose.LEAST - 1])
-    assert took(engine) == "fp32 by torch"
-    assert "199 texts of a history are too few to judge a precision by (200 are needed)" in engine.live.backend.chosen
+@pytest.mark.parametrize("count", [0, choose.LEAST - 1])
+def test_too_few_texts_judge_no_precision_and_backends_are_timed_all_the_same(
+    moe: Moe, quickest: Callable[..., None], count: int
+) -> None:
+    quickest("fp32 by onnx", "int8 by onnx", "bf16 by torch")
+    engine = Engine(moe, backend="auto", precision="auto", probes=TEXTS[:count])
+    assert took(engine) == "fp32 by onnx"
+    said = f"{count} texts of a history are too few to judge a precision by ({choose.LEAST} are needed)"
+    assert said in engine.live.backend.chosen
 
 
 def test_another_way_answers_where_onnx_runtime_fails(
@@ -161,26 +158,16 @@ def test_the_trial_times_every_way_on_batches_and_on_single_texts(moe: Moe) -> N
     assert min(asked) == 1 < max(asked)
 
 
-def test_a_state_goes_on_with_the_way_that_was_chosen(
+def test_a_state_goes_on_with_the_way_that_was_chosen_and_its_margin(
     run: Callable[..., Service], tmp_path: Path, quickest: Callable[..., None]
 ) -> None:
-    for fast in ("fp32 by onnx", "fp32 by torch"):  # the second is never asked for
-        quickest(fast)
-        live = run(tmp_path, backend="auto", precision="auto", texts=TEXTS)
-        assert (live.info.backend, live.info.precision) == ("onnx", "fp32")
-        live.stop()
-
-
-def test_a_state_goes_on_with_the_margin_that_was_found(
-    run: Callable[..., Service], tmp_path: Path, quickest: Callable[..., None]
-) -> None:
-    quickest("int8 by onnx")
     found = []
-    for texts in (TEXTS, ()):
+    for fast, texts in (("int8 by onnx", TEXTS), ("fp32 by torch", ())):  # the second is never asked for
+        quickest(fast)
         live = run(tmp_path, backend="auto", precision="auto", texts=texts)
-        assert live.info.precision == "int8"
-        found.append((live.info.margin, live.info.agreement))
+        found.append((live.info.backend, live.info.precision, live.info.margin, live.info.agreement))
         assert {one.margin for one in live.engine.backends} == {live.info.margin}
         live.stop()
     assert found[0] == found[1]
-    assert found[0][0] > 0
+    assert found[0][:2] == ("onnx", "int8")
+    assert found[0][2] > 0

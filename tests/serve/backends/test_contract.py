@@ -20,7 +20,7 @@ from tanbr.types import Blend, FloatArray
 
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
 PROMPTS = ["w1 w2 w3", "w9", "w5 w5 w5 w5"]  # for the tiny models
-SWAPS, TINY_SWAPS = 40, 1000
+SWAPS = 40
 ROWS = 80  # of each task, whose labels must agree
 # Relative error of the logits (in the Euclidean norm). float32: a thousand roundings of 2^-24 that all point one way.
 # int8: a weight is off by up to half of 1/63 of its row's largest, an activation by half of 1/127 of its token's; with
@@ -117,13 +117,6 @@ def test_float32_answers_again_where_the_best_labels_of_int8_are_close(moe: Moe,
         np.testing.assert_array_equal(found[~close], rounded[~close])
         np.testing.assert_allclose(found[close], expected[close], atol=TOLERANCE["fp32"] * np.abs(expected).max())
         assert relative(rounded, expected) > 3 * TOLERANCE["fp32"]
-
-
-@pytest.mark.parametrize(("backend", "precision"), WAYS)
-def test_nothing_is_left_of_a_thousand_swaps(tmp_path: Path, backend: str, precision: Precision) -> None:
-    engine = Engine(open_moe(write("bert_moe", tmp_path / "model")), backend=backend, precision=precision, spare=True)
-    first = same_after(engine, np.eye(4), blends(TINY_SWAPS, 4), lambda: engine.logits(PROMPTS))
-    assert relative(first[0], first[1]) > 3 * TOLERANCE["fp32"]
 
 
 @pytest.mark.parametrize("precision", WRITERS)

@@ -25,20 +25,17 @@ def answers(made: Any, engine: Engine) -> np.ndarray:
     return np.asarray(made.run(["logits"], {name: inputs[name] for name in ("input_ids", "token_type_ids")})[0])
 
 
-def test_what_a_merge_writes_is_read_unless_weights_are_prepacked(moe: Moe) -> None:
-    """ONNX Runtime's default takes a copy of the weights, and ignores later writes without a word."""
+def test_what_a_merge_writes_is_read(moe: Moe) -> None:
+    """By default, ONNX Runtime takes a copy of the weights, and ignores later writes without a word."""
     engine = Engine(moe)
     model = engine.live.backend.model  # type: ignore[attr-defined]
-    shared, packed = (session(model, threads=1, masked=False, prepacked=prepacked) for prepacked in (False, True))
+    shared = session(model, threads=1, masked=False)
     before = answers(shared, engine)
-    np.testing.assert_allclose(answers(packed, engine), before, rtol=ROUNDED, atol=ROUNDED)
     engine.live.backend.merge(moe, np.eye(8)[3])
     expected = engine.logits(TEXTS[:1])
     atol = ROUNDED * float(np.abs(expected).max())
     np.testing.assert_allclose(answers(shared, engine), expected, rtol=0, atol=atol)
-    far = float(np.abs(expected - before).max())
-    assert far > 1000 * ROUNDED  # the blends differ, or nothing is shown
-    assert float(np.abs(answers(packed, engine) - expected).max()) > far / 2  # what prepacking does: why it is off
+    assert float(np.abs(expected - before).max()) > 1000 * ROUNDED  # the blends differ, or nothing is shown
 
 
 def test_workers_with_more_threads_have_a_session_of_their_own_and_the_same_weights(moe: Moe) -> None:

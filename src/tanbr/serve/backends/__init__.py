@@ -1,17 +1,15 @@
-"""What runs a dense model: one file a backend, found by itself."""
+"""What runs a dense model: one file a backend."""
 
-import pkgutil
-from importlib import import_module
+from functools import partial
 
 from tanbr.serve.backends.backend import Backend, Builder, Size
+from tanbr.serve.backends.onnx_runtime import OnnxRuntime
+from tanbr.serve.backends.torch_eager import TorchEager, build
 
 __all__ = ["BACKENDS", "Backend", "Builder", "Size"]
 
-
-def _found() -> dict[str, Builder]:
-    modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-    kinds = [kind for module in modules for kind in vars(module).values() if hasattr(kind, "build")]
-    return {kind.name: kind.build for kind in kinds}
-
-
-BACKENDS: dict[str, Builder] = dict(sorted(_found().items()))
+BACKENDS: dict[str, Builder] = {
+    "auto": partial(build, kinds=(TorchEager, OnnxRuntime)),  # the faster of the two, where both can run a model
+    "onnx": OnnxRuntime.build,
+    "torch": TorchEager.build,
+}

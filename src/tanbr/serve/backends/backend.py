@@ -4,14 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, Protocol, Self, TypedDict, Unpack
+from typing import Any, Self, TypeAlias
 
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends.choose import Precision
-from tanbr.serve.decode import Decoded, OnStep
-from tanbr.serve.sampling import Sampling
+from tanbr.serve.decode import Row
 from tanbr.types import Blend, FloatArray
 
 
@@ -22,24 +21,6 @@ class Size:
     parameters: int
     nbytes: int
     own_bytes: int  # of it, what a twin does not share
-
-
-class Wanted(TypedDict):
-    """What a new model is built with."""
-
-    blend: Blend | None  # (K,); all experts alike if None
-    models: int  # G, of the panel that it is the first of
-    device: str
-    precision: Precision | Literal["auto"]  # auto: the fastest that answers as float32 does
-    probes: Callable[[], Sequence[Inputs]]  # texts of like length each, on which that is found out
-
-
-class Writing(TypedDict):
-    """How prompts are answered (`decode.decode`)."""
-
-    limits: Sequence[int]  # most tokens of each
-    on_step: OnStep
-    sampling: NotRequired[Sequence[Sampling | None]]  # how the words of each are drawn
 
 
 class Backend(ABC):
@@ -102,8 +83,8 @@ class Backend(ABC):
         """Answer padded texts: logits (n, columns), in float64."""
         raise InputError(f"this model writes text; it has no labels for {len(inputs['input_ids'])} texts")
 
-    def generate(self, inputs: Inputs, **how: Unpack[Writing]) -> Decoded:  # noqa: ARG002
-        """Answer padded prompts."""
+    def generate(self, inputs: Inputs, rows: Sequence[Row]) -> None:  # noqa: ARG002
+        """Answer padded prompts: each token is added to its row, until all rows are done."""
         raise InputError(f"this model classifies; it cannot write answers to {len(inputs['input_ids'])} prompts")
 
     def stage(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:  # noqa: B027 - most have nothing to do
@@ -113,9 +94,6 @@ class Backend(ABC):
         """Release what is not this process's own memory, if there is any."""
 
 
-class Builder(Protocol):
-    """Makes a backend of an MoE."""
-
-    def __call__(self, moe: Moe, **wanted: Unpack[Wanted]) -> Backend:
-        """Merge into a new model."""
-        ...
+# Makes a backend of an MoE, a first blend (K,) (all experts alike if None), G models of the panel that it is the first
+# of, a device, a precision or "auto", and a function that gives texts of like length to find a precision out by.
+Builder: TypeAlias = Callable[..., Backend]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tanbr.errors import ConfigError, InputError
 from tanbr.moe.text import Inputs
 from tanbr.serve.config import MOST_WORKERS, usable_cores
+from tanbr.serve.decode import Row
 from tanbr.types import FloatArray
 
 Precision: TypeAlias = Literal["fp32", "bf16", "int8"]  # of products; fp32 is the checkpoint's own where that is less
@@ -37,24 +38,6 @@ log = logging.getLogger("tanbr.serve")
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to run a model."""
-
-    backend: str
-    precision: Precision
-    make: Callable[[], Any]  # a backend
-
-    @property
-    def order(self) -> tuple[bool, bool]:
-        """When it is compared: float32 first, and torch last."""
-        return self.precision != "fp32", self.backend == "torch"
-
-    def __str__(self) -> str:
-        """As people read it."""
-        return f"{self.precision} by {self.backend}"
-
-
-@dataclass(frozen=True)
 class Judged:
     """How a way answers beside float32."""
 
@@ -66,6 +49,22 @@ class Judged:
         """As the line of the trial has it."""
         again = f", {self.again:.0%} of texts again in fp32" if self.again else ""
         return "" if self.agreement is None else f" ({self.agreement:.1%} of labels{again})"
+
+
+@dataclass
+class Way:
+    """One way to run a model, and what the trial finds out about it."""
+
+    backend: str
+    precision: Precision
+    make: Callable[[], Any]  # a backend
+    made: Any = None
+    judged: Judged = Judged()
+    seconds: float = 1.0  # beside the first way
+
+    def __str__(self) -> str:
+        """As people read it."""
+        return f"{self.precision} by {self.backend}"
 
 
 def instructions(device: str) -> tuple[str, ...]:
@@ -99,51 +98,45 @@ def chosen(exact: Any, ways: Sequence[Way], batches: Sequence[Inputs], *, device
         said = f"{rows} texts of a history are too few to judge a precision by ({LEAST} are needed), so fp32 serves"
         ways = kept
     rows = 0 if exact.embeds else rows  # a vector is no answer that could be the same
-    truth = _answers(exact, batches) if rows and any(way.precision != "fp32" for way in ways) else None
+    truth = _answers(exact, batches) if rows and len(kept) < len(ways) else None
     least = AGREEMENT if asked == "auto" else BROKEN
     timed = batches or [UNREAD]
-    ready: list[tuple[Way, Any, Judged]] = []
+    ready: list[Way] = []
     lines: list[str] = []
     for way in ways:
-        judged = Judged()
         try:
-            made = way.make()
+            way.made = way.make()
             if way.precision != "fp32" and truth is not None:
-                judged = judge(_answers(made, batches), truth, again=made.exact is not None)
+                way.judged = judge(_answers(way.made, batches), truth, again=way.made.exact is not None)
             elif len(ways) > 1:
-                made.classify(timed[0])
+                way.made.classify(timed[0])
         except Exception as error:  # whatever a library raises: another way serves as well
             if len(ways) == 1:
                 raise
             lines.append(f"{way} fails ({type(error).__name__}: {str(error).strip().splitlines()[0]})")
             continue
-        if judged.agreement is not None and judged.agreement < least:
-            lines.append(f"{way} has {judged.agreement:.1%} of fp32's labels, too few")
-            continue
-        ready.append((way, made, judged))
+        if way.judged.agreement is not None and way.judged.agreement < least:
+            lines.append(f"{way} has {way.judged.agreement:.1%} of fp32's labels, too few")
+        else:
+            ready.append(way)
     if not ready:
         raise InputError(f"{'; '.join(lines)}: serve this model in fp32")
-    took = 0
     if len(ready) > 1:
         workers = min(usable_cores(), MOST_WORKERS) if device == "cpu" else 1
-        seconds = trial([made for _, made, _ in ready], timed, workers=workers)
-        exactly = {way.backend: one for (way, _, _), one in zip(ready, seconds, strict=True) if way.precision == "fp32"}
-        seconds = [
-            one + judged.again * exactly.get(way.backend, 0.0)
-            for (way, _, judged), one in zip(ready, seconds, strict=True)
-        ]
-        for number in sorted(range(1, len(ready)), key=lambda n: ready[n][0].order):
-            before, way = ready[took][0], ready[number][0]
-            slower = way.precision != "fp32" and before.backend != "torch" == way.backend
-            took = number if seconds[number] * (REDUCED if slower else GAIN) < seconds[took] else took
-        lines = [
-            f"{way} {seconds[0] / one:.2f}{judged}" for (way, _, judged), one in zip(ready, seconds, strict=True)
-        ] + lines
-    way, made, judged = ready[took]
-    made.agreement, made.margin = judged.agreement, judged.margin
-    if len(ways) > 1 or made.agreement is not None:
-        share = "" if made.agreement is None else f", {made.agreement:.1%} of {rows} labels as in fp32"
-        made.chosen = f"{way} serves{share}" + (f"; speeds: {', '.join(lines)}" if len(ways) > 1 else "")
+        seconds = trial([way.made for way in ready], timed, workers=workers)
+        exactly = {way.backend: one for way, one in zip(ready, seconds, strict=True) if way.precision == "fp32"}
+        for way, one in zip(ready, seconds, strict=True):
+            way.seconds = one + way.judged.again * exactly.get(way.backend, 0.0)
+        lines = [f"{way} {ready[0].seconds / way.seconds:.2f}{way.judged}" for way in ready] + lines
+    best = ready[0]
+    for way in sorted(ready[1:], key=lambda way: (way.precision != "fp32", way.backend == "torch")):
+        slower = way.precision != "fp32" and best.backend != "torch" == way.backend
+        best = way if way.seconds * (REDUCED if slower else GAIN) < best.seconds else best
+    made, agreement = best.made, best.judged.agreement
+    made.agreement, made.margin = agreement, best.judged.margin
+    if len(ways) > 1 or agreement is not None:
+        share = "" if agreement is None else f", {agreement:.1%} of {rows} labels as in fp32"
+        made.chosen = f"{best} serves{share}" + (f"; speeds: {', '.join(lines)}" if len(ways) > 1 else "")
     made.chosen = ". ".join(filter(None, (said, made.chosen)))
     return made
 
@@ -178,11 +171,10 @@ def _answers(backend: Any, batches: Sequence[Inputs]) -> NDArray[Any]:
     """List the logits of every text, or the first token that is written."""
     if not backend.writes:
         return np.concatenate([backend.classify(inputs) for inputs in batches])
-    found = []
-    for inputs in batches:
-        written = backend.generate(inputs, limits=[1] * len(inputs["input_ids"]), on_step=lambda _: ())
-        found += [-1 if answer is None or not len(answer.tokens) else answer.tokens[0] for answer in written]
-    return np.array(found, dtype=np.intp)
+    rows = [[Row(1) for _ in inputs["input_ids"]] for inputs in batches]
+    for inputs, some in zip(batches, rows, strict=True):
+        backend.generate(inputs, some)
+    return np.array([row.tokens[0] if row.tokens else -1 for some in rows for row in some], dtype=np.intp)
 
 
 def trial(backends: Sequence[Any], batches: Sequence[Inputs], *, workers: int) -> list[float]:

@@ -9,19 +9,17 @@ import math
 import threading
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tanbr.merge import Moe
 from tanbr.merge.int8 import Int8Linear
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
-from tanbr.serve.backends.backend import Wanted
 from tanbr.serve.backends.choose import Precision
-from tanbr.serve.backends.torch_eager import TorchEager, build
+from tanbr.serve.backends.torch_eager import TorchEager
 from tanbr.types import FloatArray
 
 log = logging.getLogger("tanbr.serve")
@@ -78,17 +76,6 @@ class OnnxRuntime(TorchEager):
         return np.concatenate(parts).astype(np.float64)
 
 
-class Fastest:
-    """The faster of torch and ONNX Runtime, where both can run a model."""
-
-    name = "auto"
-
-    @staticmethod
-    def build(moe: Moe, **wanted: Unpack[Wanted]) -> TorchEager:
-        """Merge into a new model, and let both answer the probes."""
-        return build(moe, (TorchEager, OnnxRuntime), **wanted)
-
-
 def _not_runnable(model: Any) -> str | None:
     """Say what about a model the graph below does not compute; None if it can run it."""
     if not bert_pass.takes(model):
@@ -100,15 +87,15 @@ def _not_runnable(model: Any) -> str | None:
     return next((str(p.dtype) for p in model.parameters() if p.dtype != torch.float32), None)
 
 
-def session(model: Any, *, threads: int, masked: bool, prepacked: bool = False) -> Any:
-    """Make a session over a model's own memory; `prepacked`, it takes a copy, and sees no merge."""
+def session(model: Any, *, threads: int, masked: bool) -> Any:
+    """Make a session over a model's own memory."""
     import onnxruntime
 
     onnxruntime.disable_telemetry_events()  # nothing that is served is told to anybody
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # it folds weights away
-    options.add_session_config_entry("session.disable_prepacking", "0" if prepacked else "1")
+    options.add_session_config_entry("session.disable_prepacking", "1")  # or it takes copies, and sees no merge
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     int8 = frozenset(name for name, module in model.named_modules() if isinstance(module, Int8Linear))

@@ -6,9 +6,9 @@ whose two best labels are closer than int8's error: where labels tie, any roundi
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Self, Unpack
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -23,9 +23,9 @@ from tanbr.moe.device import device_of
 from tanbr.moe.pooling import Pooling
 from tanbr.moe.text import Inputs
 from tanbr.serve.backends import bert_pass
-from tanbr.serve.backends.backend import Backend, Size, Wanted, Writing
+from tanbr.serve.backends.backend import Backend, Size
 from tanbr.serve.backends.choose import PRECISIONS, Precision, Way, chosen, gaps, instructions, refused
-from tanbr.serve.decode import Decoded, decode, on_device
+from tanbr.serve.decode import Row, decode, on_device
 from tanbr.types import Blend, FloatArray
 
 BRIEF = 0.01  # seconds
@@ -65,9 +65,9 @@ class TorchEager(Backend):
         self._lean = bert_pass.takes(model)
 
     @classmethod
-    def build(cls, moe: Moe, **wanted: Unpack[Wanted]) -> "TorchEager":
+    def build(cls, moe: Moe, **wanted: Any) -> "TorchEager":
         """Merge into a new model, in the precision that is asked for or serves best."""
-        return build(moe, (cls,), **wanted)
+        return build(moe, kinds=(cls,), **wanted)
 
     @classmethod
     def unable(cls, model: Any, precision: Precision) -> str:  # noqa: ARG003
@@ -151,17 +151,26 @@ class TorchEager(Backend):
         logits: FloatArray = found.double().cpu().numpy()
         return logits
 
-    def generate(self, inputs: Inputs, **how: Unpack[Writing]) -> Decoded:
+    def generate(self, inputs: Inputs, rows: Sequence[Row]) -> None:
         """Answer padded prompts."""
-        return decode(self.model, inputs, **how)
+        decode(self.model, inputs, rows)
 
 
-def build(moe: Moe, kinds: tuple[type[TorchEager], ...], **wanted: Unpack[Wanted]) -> TorchEager:
+def build(
+    moe: Moe,
+    *,
+    kinds: tuple[type[TorchEager], ...],
+    blend: Blend | None,
+    device: str,
+    precision: Precision | Literal["auto"],
+    probes: Callable[[], Sequence[Inputs]],
+    models: int = 1,  # noqa: ARG001 - of no matter here
+) -> TorchEager:
     """Merge into a new model that one of these backends runs; which, and in which precision, a trial decides."""
-    asked, device, place = wanted["precision"], wanted["device"], device_of(wanted["device"])
+    asked, place = precision, device_of(device)
     if asked != "auto" and (no := refused(asked, device)) is not None:
         raise no
-    model = moe.dense(wanted["blend"]).to(place).eval()
+    model = moe.dense(blend).to(place).eval()
     bare = moe.plan.config().architectures[0].endswith("Model")
     exact = TorchEager(model, outputs_of(model, moe), pooling=Pooling.of(moe.path) if bare else None)
     fixed = exact.writes or exact.embeds  # no trial: nobody can say that another precision answers alike
@@ -178,7 +187,7 @@ def build(moe: Moe, kinds: tuple[type[TorchEager], ...], **wanted: Unpack[Wanted
     if not ways:
         raise InputError(next(iter(why.values())))
     asks = len(ways) > 1 or asked in ("bf16", "int8")
-    made: TorchEager = chosen(exact, ways, wanted["probes"]() if asks else (), device=device, asked=asked)
+    made: TorchEager = chosen(exact, ways, probes() if asks else (), device=device, asked=asked)
     return made
 
 
