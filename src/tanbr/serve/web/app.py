@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Response
 from starlette.concurrency import run_in_threadpool
@@ -21,10 +21,11 @@ from tanbr.serve.web.entrance import Entrance
 from tanbr.serve.web.metrics import ANSWERS, ROUTES, Metrics
 from tanbr.serve.web.refusals import ErrorResponse, Refusal, refuse_with_sentences
 from tanbr.serve.web.relay import add_relay
-from tanbr.serve.web.routes import MOST_FEEDBACK, add_feedback, add_models, add_steering, add_supervision, add_watching
-from tanbr.serve.web.service_api import ServiceApi
+from tanbr.serve.web.routes import add_feedback, add_models, add_steering, add_supervision, add_watching
 
-VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice
+if TYPE_CHECKING:
+    from tanbr.serve.service import Service
+
 ABOUT = """One dense model, merged from the experts of a Mixture-of-Experts model, that follows its traffic.
 
 Every answer carries a request id, for feedback, and the merge version that gave it. Every refusal is one sentence."""
@@ -32,7 +33,7 @@ REFUSED = "A refusal: 4xx if the request must change; 429, 503 and 504 name in R
 
 
 def create_app(
-    service: ServiceApi,
+    service: "Service",
     *,
     config: HttpConfig,
     tokens: Tokens,
@@ -64,7 +65,7 @@ def create_app(
     metrics.follow(service.state, info)
     writing = add_relay if info.relays else add_completions
     add_answers = {"classifier": add_classify, "encoder": add_embeddings, "text": writing}[info.kind]
-    add_answers(app, service, config, metrics.latencies)
+    add_answers(app, service, config)
     add_feedback(app, service, metrics)
     add_models(app, service)
     add_watching(app, service, tokens, metrics)
@@ -74,10 +75,7 @@ def create_app(
     point_elsewhere(app, info)
     refuse_with_sentences(app)
     describe_tokens(app, tokens)
-    most_values = VALUES_EACH * max(config.inputs, MOST_FEEDBACK) + info.classes + info.experts + 64
-    return Entrance(
-        app, config=config, tokens=tokens, loopback=loopback, metrics=metrics, most_values=most_values, model=info.model
-    )
+    return Entrance(app, config=config, tokens=tokens, loopback=loopback, metrics=metrics, model=info.model)
 
 
 def add_dashboard(app: FastAPI) -> None:

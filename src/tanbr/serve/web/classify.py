@@ -2,7 +2,7 @@
 
 import base64
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import Field, Tag
@@ -11,9 +11,11 @@ from scipy.special import expit, softmax
 from tanbr.serve.records import Answered, ServiceInfo, Shown
 from tanbr.serve.web.bodies import Sent, one_of, text_or_list
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.metrics import LatencyHistory
 from tanbr.serve.web.refusals import Refusal
-from tanbr.serve.web.service_api import ServiceApi, settled
+from tanbr.serve.web.waiting import settled
+
+if TYPE_CHECKING:
+    from tanbr.serve.service import Service
 
 DIGITS = 6  # of probabilities and grades: what float32 logits carry
 
@@ -47,7 +49,7 @@ class ClassifyResponse(Shown):
     """What answered the first."""
 
 
-def add_classify(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
+def add_classify(app: FastAPI, service: "Service", config: HttpConfig) -> None:
     """Add the route of a classifier."""
     info = service.info
     columns = {label: column for column, label in enumerate(info.labels)}
@@ -78,8 +80,8 @@ def add_classify(app: FastAPI, service: ServiceApi, config: HttpConfig, latencie
         """Classify texts, or pairs of texts. Nobody needs to say which task they belong to."""
         texts = [item if isinstance(item, str) else (item[0], item[1]) for item in body.inputs]
         asked = service.submit(texts, task=body.task, labels=body.labels or ())
-        answered = await settled(asked, receive=request.receive, seconds=config.answer_seconds)
-        latencies.add_texts(len(texts))
+        answered = await settled(asked, request, seconds=config.answer_seconds)
+        request.scope["tanbr.texts"] = len(texts)
         return classified(answered, info, sorted({columns[label] for label in body.labels or columns}))
 
 
@@ -103,7 +105,7 @@ def classified(answered: Answered, info: ServiceInfo, allowed: list[int]) -> Cla
     return ClassifyResponse(outputs, answered.merge_version)
 
 
-def add_embeddings(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
+def add_embeddings(app: FastAPI, service: "Service", config: HttpConfig) -> None:
     """Add the route of a sentence encoder: OpenAI's embeddings."""
     info = service.info
     Text = Annotated[str, Field(min_length=1, max_length=config.longest)]
@@ -136,8 +138,8 @@ def add_embeddings(app: FastAPI, service: ServiceApi, config: HttpConfig, latenc
             raise Refusal.model(info.model)
         texts = [body.input] if isinstance(body.input, str) else body.input
         asked = service.submit(texts, task=body.task)
-        done = await settled(asked, receive=request.receive, seconds=config.answer_seconds)
-        latencies.add_texts(len(texts))
+        done = await settled(asked, request, seconds=config.answer_seconds)
+        request.scope["tanbr.texts"] = len(texts)
         vectors = done.logits.astype("<f4")
         data = [
             {

@@ -1,4 +1,5 @@
 """Figures about the server: for Prometheus, and of the last hour for the dashboard."""
+# ruff: noqa: D102 - an `Observer` says what its methods hear
 
 import logging
 import time
@@ -27,7 +28,6 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REWARDS = tuple(n / 10 for n in range(1, 11))
 WINDOW_SECONDS = 10.0
 WINDOWS = 360  # an hour
-SAMPLED = 4096  # answers of a window that its percentiles are taken from
 
 
 class Metrics(Observer):
@@ -43,10 +43,7 @@ class Metrics(Observer):
             collector(registry=self.registry)
         counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
         self._requests = counter("tanbr_http_requests", "Requests answered or refused", ["route", "status"])
-        self._seconds = [
-            histogram(name, "From head to answer", ["route"], buckets=TIMES)
-            for name in ("tanbr_http_duration_seconds", "tanbr_http_seconds")  # the second is the older name
-        ]
+        self._seconds = histogram("tanbr_http_duration_seconds", "From head to answer", ["route"], buckets=TIMES)
         self._batch = histogram("tanbr_batch_size", "Texts in a batch", buckets=SIZES)
         self._batch_seconds = histogram("tanbr_batch_seconds", "From a batch's forming to its answers", buckets=TIMES)
         self._merge = histogram("tanbr_merge_seconds", "Time a merge took", buckets=TIMES)
@@ -61,32 +58,27 @@ class Metrics(Observer):
         self._practice_seconds = counter("tanbr_practice_seconds", "Seconds of one core spent on practice")
         self.feedback_lost = False  # whether the last feedback could not be kept
 
-    def request(self, route: str, *, status: int, seconds: float) -> None:
-        """Count a request; `route` is one of a fixed set of names."""
+    def request(self, route: str, *, status: int, seconds: float, texts: int) -> None:
+        """Count a request, which may have answered texts; `route` is one of a fixed set of names."""
         self._requests.labels(route, str(status)).inc()
-        for histogram in self._seconds:
-            histogram.labels(route).observe(seconds)
-        if route in ANSWERS and status == 200:
-            self.latencies.add(seconds)
+        self._seconds.labels(route).observe(seconds)
+        if texts and status == 200:
+            self.latencies.add(seconds, texts)
 
     def batch(self, size: int, seconds: float) -> None:
-        """Count a batch."""
         self._batch.observe(size)
         self._batch_seconds.observe(seconds)
 
     def merged(self, seconds: float, version: int) -> None:
-        """Count a merge."""
         self._merge.observe(seconds)
         logs.say("merged", merge_version=version, seconds=round(seconds, 4))
 
     def turned(self, parts: Mapping[str, tuple[float, float]]) -> None:
-        """Count a turn, part by part."""
         for part, (seconds, processor) in parts.items():
             self._turn.labels(part).observe(seconds)
             self._turn_cpu.labels(part).inc(processor)
 
     def slot(self, record: SlotRecord) -> None:
-        """Note a slot whose reward is known."""
         if record.counts.any():
             self._reward.observe(record.total_reward)
         logs.say(
@@ -95,21 +87,17 @@ class Metrics(Observer):
         )  # fmt: skip
 
     def feedback(self, outcome: str, count: int) -> None:
-        """Count feedback."""
         self._feedback.labels(outcome).inc(count)
 
     def conversation(self, outcome: str) -> None:
-        """Count a request of a conversation."""
         self._turns.labels(outcome).inc()
 
     def practised(self, rows: int, seconds: float) -> None:
-        """Count an exercise."""
         self._exercises.inc()
         self._practised.inc(rows)
         self._practice_seconds.inc(seconds)
 
     def alarm(self, text: str) -> None:
-        """Count an alarm."""
         self._alarms.inc()
         logs.say("alarm", level=logging.WARNING, text=text)
 
@@ -184,40 +172,30 @@ class LatencyHistory:
     """The last hour's windows; one thread writes."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+        self._clock, self._began = clock, clock()
+        self._seconds: list[float] = []  # that each request of the open window took
+        self._texts = 0
         self._past: deque[Window] = deque(maxlen=WINDOWS)
-        self._open(clock())
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, texts: int) -> None:
         """Note one answered request."""
-        self._turn()
-        self._requests += 1
-        if len(self._seconds) < SAMPLED:
-            self._seconds.append(seconds)
-
-    def add_texts(self, count: int) -> None:
-        """Note how many texts were answered."""
-        self._turn()
-        self._texts += count
+        self.windows()
+        self._seconds.append(seconds)
+        self._texts += texts
 
     def windows(self) -> list[Window]:
-        """All windows, oldest first; the last is still open."""
-        self._turn()
-        return [*self._past, self._window()]
-
-    def _open(self, began: float) -> None:
-        self._began, self._requests, self._texts = began, 0, 0
-        self._seconds: list[float] = []
-
-    def _turn(self) -> None:
-        """Close the windows whose time is over; where nothing was asked, there are empty ones."""
+        """All windows, oldest first, also those in which nothing was asked; the last is still open."""
         over = int((self._clock() - self._began) // WINDOW_SECONDS)
         if over > WINDOWS:  # more than an hour without a question: none of it is shown
-            self._open(self._began + (over - WINDOWS) * WINDOW_SECONDS)
+            self._close((over - WINDOWS) * WINDOW_SECONDS)
         for _ in range(min(over, WINDOWS)):
             self._past.append(self._window())
-            self._open(self._began + WINDOW_SECONDS)
+            self._close(WINDOW_SECONDS)
+        return [*self._past, self._window()]
+
+    def _close(self, seconds: float) -> None:
+        self._began, self._seconds, self._texts = self._began + seconds, [], 0
 
     def _window(self) -> Window:
         p50, p99 = np.percentile(self._seconds, [50, 99]) * 1e3 if self._seconds else (np.nan, np.nan)
-        return Window(self._began, self._requests, self._texts, float(p50), float(p99))
+        return Window(self._began, len(self._seconds), self._texts, float(p50), float(p99))

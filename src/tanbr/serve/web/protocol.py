@@ -1,7 +1,8 @@
-"""uvicorn's HTTP/1.1 with limits on slow clients: on connections, and on the time of heads, bodies and unread answers.
+"""uvicorn's HTTP/1.1 with limits on slow clients: on connections, and on how long a request may take to arrive.
 
-ASGI begins with a whole head, so this cannot be done there. Only callbacks of asyncio and of the parser are overridden,
-and uvicorn's `send_400_response`.
+uvicorn has none of these, and ASGI begins with a whole head: without them, one client of a server that has no proxy
+holds every connection by saying nothing (`benchmarks/hostile.py`). Only callbacks of asyncio and of the parser are
+overridden, and uvicorn's `send_400_response`.
 """
 
 import asyncio
@@ -16,14 +17,13 @@ from tanbr.serve.web.refusals import Refusal
 
 REFUSED_SECONDS = 1.0  # for a connection without a place to say what it wants: refused earlier, it may not read why
 LARGEST_HEAD = 64 << 10  # bytes; h11 and most proxies allow as much
-FULL = Refusal.later(503, "too many connections are open", seconds=1)
 
 
 class Connections:
-    """The open connections. Where there is no place, one that has not sent a whole request gives way."""
+    """The open connections. Where there is no place, one that has not sent a whole request is closed for a new one."""
 
     def __init__(self, config: HttpConfig) -> None:
-        self.seconds = config.read_seconds  # to send a request, and to take an answer
+        self.seconds = config.read_seconds  # to send a request
         self.open: dict[BoundedProtocol, None] = {}  # the one that has waited longest for a request comes first
         self._most, self._of_client = config.connections, config.client_connections
         self._unlimited = {client_of(proxy) for proxy in config.proxies}  # clients that may have all connections
@@ -33,10 +33,12 @@ class Connections:
         held = Counter(one.sender for one in self.open)
         crowded = new.sender not in self._unlimited and held[new.sender] >= self._of_client
         if crowded or len(self.open) >= self._most:
-            waiting = [one for one in self.open if not one.waiting and (not crowded or one.sender == new.sender)]
+            waiting = [one for one in self.open if not one.whole and (not crowded or one.sender == new.sender)]
             if not waiting:
                 return False
-            max(waiting, key=lambda one: held[one.sender]).give_way()  # the oldest of the client that has most
+            oldest = max(waiting, key=lambda one: held[one.sender])  # of the client that has most
+            del self.open[oldest]
+            oldest.transport.close()
         self.open[new] = None
         return True
 
@@ -47,11 +49,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, places: Connections, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.places, self.sender = places, "local"  # the client
+        self.whole = 0  # requests that have arrived and wait for an answer
         self._in_head, self._received = True, 0  # bytes of a request that is not whole
-        self.waiting = 0  # whole requests that wait for an answer
         self._answers: deque[RequestResponseCycle] = deque()  # under way, oldest first
         self._refusal: Refusal | None = None  # of what came after them
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._arrival: asyncio.TimerHandle | None = None  # ends a request that takes too long
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, if there is a place for it."""
@@ -63,25 +65,16 @@ class BoundedProtocol(HttpToolsProtocol):
         """Forget the connection."""
         self.places.open.pop(self, None)
         self._hang_up()
-        for timer in self._timers.values():
-            timer.cancel()
+        self._expect_nothing()
         super().connection_lost(exc)
-
-    def give_way(self) -> None:
-        """Close a connection without a whole request, for another one."""
-        del self.places.open[self]
-        if self._received:
-            self._refuse(FULL)
-        else:
-            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Read on, as long as the head is not too long."""
         if self not in self.places.open:
-            self._refuse(FULL)
+            self._refuse(Refusal(503, "too many connections are open", retry=1))
             return
         self._received += len(data)
-        if "arriving" not in self._timers:
+        if self._arrival is None:
             self._expect(self.places.seconds)
         super().data_received(data)
         if self._in_head and self._received > LARGEST_HEAD:
@@ -89,7 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> None:
         """Treat a client that closes its side as gone, but say so if its request is not whole."""
-        if self._received and not self.waiting:
+        if self._received and not self.whole:
             self._refuse(Refusal(400, "the request ended before it was whole"))
         self._hang_up()
 
@@ -104,43 +97,32 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Note that a request is whole."""
         self._in_head, self._received = True, 0
-        self.waiting += 1  # 0, if it was refused before it was whole
-        if timer := self._timers.pop("arriving", None):
-            timer.cancel()
+        self.whole += 1  # 0, if it was refused before it was whole
+        self._expect_nothing()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, unless more is to be answered."""
         super().on_response_complete()
         self._answers.popleft()
-        self.waiting -= 1
+        self.whole -= 1
         if self in self.places.open:  # it waits from now on
             self.places.open[self] = self.places.open.pop(self)
         if self._refusal is not None:
             self._refuse(self._refusal)
-
-    def pause_writing(self) -> None:
-        """Wait for a client that does not take its answer, but not for ever."""
-        super().pause_writing()
-        self._timers["writing"] = self.loop.call_later(self.places.seconds, self._drop)
-
-    def resume_writing(self) -> None:
-        """Write on."""
-        super().resume_writing()
-        if timer := self._timers.pop("writing", None):
-            timer.cancel()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
         """Refuse what is not HTTP."""
         self._refuse(Refusal(400, "this is not a request of HTTP/1.1"))
 
     def _expect(self, seconds: float) -> None:
-        says = f"the request took longer than {self.places.seconds:g} seconds to arrive"
-        self._timers["arriving"] = self.loop.call_later(seconds, lambda: self._refuse(Refusal(408, says)))
+        late = Refusal(408, f"the request took longer than {self.places.seconds:g} seconds to arrive")
+        self._arrival = self.loop.call_later(seconds, self._refuse, late)
 
-    def _drop(self) -> None:
-        self._hang_up()
-        self.transport.abort()
+    def _expect_nothing(self) -> None:
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
 
     def _hang_up(self) -> None:
         """Tell the answers under way that nobody waits, at once: uvloop's closed transports cannot be written to."""
@@ -150,12 +132,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, refusal: Refusal) -> None:
         """Refuse what is arriving and close, once whole requests before it are answered."""
-        if self.waiting:
+        if self.whole:
             self._refusal = refusal
         elif not self.transport.is_closing():
-            body = refusal.body()
-            headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-            lines = [f"{name}: {value}\r\n".encode() for name, value in (headers | dict(refusal.headers or {})).items()]
-            self.transport.write(b"".join([STATUS_LINE[refusal.status_code], *lines, b"\r\n", body]))
+            answer = refusal.response()
+            lines = [name + b": " + value + b"\r\n" for name, value in answer.raw_headers]
+            head = [STATUS_LINE[refusal.status_code], *lines, b"connection: close\r\n\r\n"]
+            self.transport.write(b"".join([*head, bytes(answer.body)]))
             self._hang_up()
             self.transport.close()

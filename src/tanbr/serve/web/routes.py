@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
 from pydantic import Field, model_validator
@@ -30,16 +30,18 @@ from tanbr.serve.relay import TANBR
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import Token, Tokens
 from tanbr.serve.web.bodies import Sent, one_of
+from tanbr.serve.web.config import MOST_FEEDBACK
 from tanbr.serve.web.entrance import address_of, client_of
 from tanbr.serve.web.metrics import Metrics, Window
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.relay import expert_ids
-from tanbr.serve.web.service_api import ServiceApi, Workers
+from tanbr.serve.web.waiting import Workers
+
+if TYPE_CHECKING:
+    from tanbr.serve.service import Service
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-MOST_FEEDBACK = 1000  # pieces in a request: about as long on its way to the disk as one
 FEEDBACK_LOST = "the last feedback was refused, because it could not be kept; the server's log says why"
-THEIRS = {"inference_id": "request_id", "value": "reward"}  # TensorZero's names → ours
 Version = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -55,7 +57,7 @@ def client_key(scope: Scope, secret: bytes) -> str:
     return hashlib.blake2b(said.encode(), key=secret, digest_size=8).hexdigest()
 
 
-def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
+def add_feedback(app: FastAPI, service: "Service", metrics: Metrics) -> None:
     """Add the route that rewards come in by."""
     workers, secret = Workers("feedback", threads=8, waiting=64), service.client_secret
 
@@ -70,16 +72,6 @@ def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
         label: str | float | None = None
         """The true label, or the grade on the task's scale."""
 
-        @model_validator(mode="before")
-        @classmethod
-        def _other_names(cls, value: Any) -> Any:
-            """Read TensorZero's names: `inference_id`, `value` (a number or a boolean), `metric_name`."""
-            if not isinstance(value, dict) or "inference_id" not in value or {"request_id", "reward"} & value.keys():
-                return value
-            said = {THEIRS.get(name, name): one for name, one in value.items() if name != "metric_name"}
-            reward = said.get("reward")
-            return said | {"reward": float(reward) if isinstance(reward, bool) else reward}
-
         @model_validator(mode="after")
         def _either(self) -> "FeedbackItem":
             if (self.reward is None) == (self.label is None) or (self.label is not None and self.task is None):
@@ -90,12 +82,6 @@ def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
         """Feedback on answers. The first for an answer counts; sending it again changes nothing."""
 
         feedback: Annotated[list[FeedbackItem], Field(min_length=1, max_length=MOST_FEEDBACK, fail_fast=True)]
-
-        @model_validator(mode="before")
-        @classmethod
-        def _one_alone(cls, value: Any) -> Any:
-            """Read one piece without a list, as TensorZero's clients send it."""
-            return {"feedback": [value]} if isinstance(value, dict) and "inference_id" in value else value
 
     @app.post("/v1/feedback", tags=["answers"])
     async def feedback(body: FeedbackRequest, request: Request) -> Receipt:
@@ -111,7 +97,7 @@ def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
         return receipt
 
 
-def add_models(app: FastAPI, service: ServiceApi) -> None:
+def add_models(app: FastAPI, service: "Service") -> None:
     """Add the routes that OpenAI's clients look the model up with."""
     info, created, workers = service.info, int(time.time()), Workers("listing of models", threads=2, waiting=16)
 
@@ -159,7 +145,7 @@ class Steered(Shown):
     pinned: bool
 
 
-def add_watching(app: FastAPI, service: ServiceApi, tokens: Tokens, metrics: Metrics) -> None:
+def add_watching(app: FastAPI, service: "Service", tokens: Tokens, metrics: Metrics) -> None:
     """Add the routes that show what the service does and did."""
     workers, info = Workers("watching", threads=8, waiting=64), service.info
 
@@ -196,7 +182,7 @@ def add_watching(app: FastAPI, service: ServiceApi, tokens: Tokens, metrics: Met
         return {"windows": metrics.latencies.windows()}
 
 
-def add_supervision(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
+def add_supervision(app: FastAPI, service: "Service", metrics: Metrics) -> None:
     """Add the routes of supervisors, which wait for nobody else's work."""
     workers = Workers("reading of metrics", threads=2, waiting=16)
     told: set[str] = set()  # faults that the log has already
@@ -207,7 +193,7 @@ def add_supervision(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None
             logs.say_fault(fault)
             told.add(fault)
         if faults:
-            raise Refusal.later(503, "a part of the server has failed: restart it; its log says which", seconds=5)
+            raise Refusal(503, "a part of the server has failed: restart it; its log says which", retry=5)
 
     @app.get("/metrics", tags=["watching"], response_class=Response, responses={200: {"content": {PROMETHEUS: {}}}})
     async def prometheus() -> Response:
@@ -225,11 +211,11 @@ def add_supervision(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None
         """Whether requests are answered; `detail` says what does not work all the same."""
         check_faults()
         if not service.ready:
-            raise Refusal.later(503, "the server is starting or stopping", seconds=1)
+            raise Refusal(503, "the server is starting or stopping", retry=1)
         return {"status": "ok"} | ({"detail": FEEDBACK_LOST} if metrics.feedback_lost else {})
 
 
-def add_steering(app: FastAPI, service: ServiceApi) -> None:
+def add_steering(app: FastAPI, service: "Service") -> None:
     """Add the routes that change what is served; the entrance asks for the administration token."""
     workers, experts = Workers("administration", threads=4, waiting=16), service.info.experts
     Weights = list[Annotated[float, Field(ge=0, le=1)]]

@@ -5,7 +5,7 @@ import math
 import socket
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -15,7 +15,9 @@ from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.protocol import BoundedProtocol, Connections
-from tanbr.serve.web.service_api import ServiceApi
+
+if TYPE_CHECKING:
+    from tanbr.serve.service import Service
 
 BACKLOG = 1024
 ANSWERING_SHARE = 0.75  # of the time to stop, for requests that are under way; the rest is for saving
@@ -46,7 +48,7 @@ class Server(uvicorn.Server):
     """Answers requests: `run(sockets=[…])` returns when it was told to stop and all it accepted is done."""
 
     def __init__(
-        self, service: ServiceApi, *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool
+        self, service: "Service", *, config: HttpConfig, tokens: Tokens, metrics: Metrics, loopback: bool
     ) -> None:
         self._stop_seconds, self._ends = float(config.stop_seconds), math.inf
         app = create_app(
