@@ -124,8 +124,6 @@ def add_embeddings(app: FastAPI, service: "Service", config: HttpConfig) -> None
         ]
         encoding_format: Literal["float", "base64"] = "float"
         """base64: the numbers as float32, lowest byte first."""
-        dimensions: Literal[len(info.columns)] | None = None  # type: ignore[valid-type]
-        """How many numbers a vector has; the model's own count, and no other."""
         user: str | None = None
         """Not used."""
         task: Annotated[str, one_of(info.tasks)] | None = None

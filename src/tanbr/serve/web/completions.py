@@ -3,12 +3,11 @@
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from pydantic import Field, Tag, model_validator
-from pydantic_core import PydanticCustomError, from_json, to_json
+from pydantic_core import PydanticCustomError, to_json
 
 from tanbr.errors import CheckpointError, InputError
 from tanbr.serve.records import Generated
@@ -38,15 +37,6 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]  # a stream may have 
 Stops = Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)]
 
 
-class StreamOptions(Sent):
-    """What a stream holds beside the text."""
-
-    include_usage: bool = False
-    """Whether a last piece counts the tokens."""
-    include_obfuscation: bool = False
-    """No piece is padded, whatever is said here."""
-
-
 class TextPart(Sent):
     """A part of what somebody said: this server reads text, and neither pictures nor sound."""
 
@@ -58,31 +48,16 @@ Parts = Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class ChatMessage(Sent, extra="ignore"):
-    """What somebody said, as the model's chat template gets it; answers may come back with all that is in them."""
+    """What somebody said; answers may come back with all that is in them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Annotated[str, Tag(":text")] | Annotated[Parts, Tag(":list")], TEXT_OR_PARTS] | None = None
+    content: Annotated[Annotated[str, Tag(":text")] | Annotated[Parts, Tag(":list")], TEXT_OR_PARTS]
     """A text, or parts that are joined by line breaks."""
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    """What the model asked for in an earlier answer; the template reads it."""
 
-    @model_validator(mode="after")
-    def _says_something(self) -> "ChatMessage":
-        if self.content is None and not self.tool_calls:
-            raise PydanticCustomError("content", "must have content, a text or a list of text parts")
-        return self
-
-    def plain(self) -> dict[str, Any]:
-        """Give what templates expect: one text, and arguments as an object."""
-        said = self.model_dump(exclude_none=True)
-        if not isinstance(self.content, str):
-            said["content"] = "\n".join(part.text for part in self.content or ())
-        for call in said.get("tool_calls", ()):
-            with suppress(ValueError, KeyError, TypeError):  # the template gets it as it is; nesting is limited, too
-                call["function"]["arguments"] = from_json(call["function"]["arguments"])
-        return said
+    def plain(self) -> dict[str, str]:
+        """Give what templates expect: one text."""
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        return {"role": self.role, "content": "\n".join(parts)}
 
 
 def count(request: Request, prompts: int, n: int | None, config: HttpConfig) -> None:
@@ -113,7 +88,8 @@ def add_completions(app: FastAPI, service: "Service", config: HttpConfig) -> Non
         """The task that the prompts belong to, if the client knows; an extension of ours."""
         stream: bool | None = None
         """Whether to send each piece of text as it is made, as server-sent events."""
-        stream_options: StreamOptions | None = None
+        stream_options: dict[str, Any] | None = None
+        """With `include_usage`, a last piece counts the tokens."""
         temperature: Annotated[float, Field(ge=0, le=HOTTEST)] | None = None
         """What the logits are divided by before a word is drawn; 0, or not given: the most probable word each time."""
         top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -165,7 +141,7 @@ def add_completions(app: FastAPI, service: "Service", config: HttpConfig) -> Non
             raise Refusal.model(info.model)
         count(request, len(prompts), body.n, config)
         stream = Stream(request, seconds=config.answer_seconds) if body.stream else None
-        usage = body.stream_options is not None and body.stream_options.include_usage
+        usage = (body.stream_options or {}).get("include_usage") is True
         shape = Shape(info.model, chat=chat, n=body.n or 1, usage=usage)
         on_token = None if stream is None else lambda prompt, text: stream.put(shape.piece(prompt, text))
         try:

@@ -17,12 +17,6 @@ from tanbr.serve.records import FloatOrNaN, Observer, ServiceInfo, ServiceState,
 from tanbr.serve.web import logs
 from tanbr.types import SlotRecord
 
-ROUTES = {  # that answer texts, by the kind of model
-    "classifier": ("/v1/classify",),
-    "encoder": ("/v1/embeddings",),
-    "text": ("/v1/completions", "/v1/chat/completions"),
-}
-ANSWERS = tuple(route for routes in ROUTES.values() for route in routes)
 TIMES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REWARDS = tuple(n / 10 for n in range(1, 11))
@@ -56,7 +50,6 @@ class Metrics(Observer):
         self._exercises = counter("tanbr_practice_exercises", "Blends tried on logged requests")
         self._practised = counter("tanbr_practice_rows", "Logged requests answered in practice")
         self._practice_seconds = counter("tanbr_practice_seconds", "Seconds of one core spent on practice")
-        self.feedback_lost = False  # whether the last feedback could not be kept
 
     def request(self, route: str, *, status: int, seconds: float, texts: int) -> None:
         """Count a request, which may have answered texts; `route` is one of a fixed set of names."""

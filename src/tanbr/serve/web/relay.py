@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request, Response
 from pydantic import Field
 from pydantic_core import to_json
@@ -16,7 +17,7 @@ from tanbr.serve.web.bodies import Sent, one_of
 from tanbr.serve.web.completions import STREAMED, count
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.refusals import Refusal
-from tanbr.serve.web.waiting import Stream, Workers, settled
+from tanbr.serve.web.waiting import Stream, settled
 
 if TYPE_CHECKING:
     from tanbr.serve.service import Service
@@ -36,7 +37,7 @@ def expert_ids(info: ServiceInfo) -> dict[str, int]:
 
 def add_relay(app: FastAPI, service: "Service", config: HttpConfig) -> None:
     """Add the routes of a service whose requests go to an engine."""
-    info, seconds, loading = service.info, config.answer_seconds, Workers("loading of experts", threads=1, waiting=8)
+    info, seconds, loading = service.info, config.answer_seconds, CapacityLimiter(1)
     experts = expert_ids(info)
 
     class Relayed(Sent, extra="allow"):
@@ -83,7 +84,7 @@ def add_relay(app: FastAPI, service: "Service", config: HttpConfig) -> None:
             if call.expert is None:
                 answering = service.relay(call, task=body.task)
             else:  # it may have to be loaded
-                answering = await loading.run(lambda: service.relay(call, task=body.task))
+                answering = await to_thread.run_sync(lambda: service.relay(call, task=body.task), limiter=loading)
         except InputError as error:
             raise Refusal(404 if not call.chosen else 422, str(error), param="model") from None
         if stream is not None:

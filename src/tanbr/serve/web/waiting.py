@@ -1,11 +1,10 @@
-"""How routes wait for the service: for a whole answer, for a stream, or in a thread for what blocks."""
+"""How routes wait for the service's answers: for a whole one, or for the pieces of a stream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 from starlette.responses import StreamingResponse
 
@@ -77,24 +76,3 @@ class Stream:
         finally:
             future.cancel()  # of no effect once it is done; otherwise the client has left
         yield DONE
-
-
-class Workers:
-    """Threads that wait for the service, some for each kind of work: feedback that is stuck holds up nobody else.
-
-    At most `threads` work and `waiting` wait; beyond that work is refused, and may be sent again.
-    """
-
-    def __init__(self, what: str, *, threads: int, waiting: int) -> None:
-        self._what, self._most, self._inside = what, threads + waiting, 0
-        self._limiter = CapacityLimiter(threads)
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Do the work in a thread."""
-        if self._inside >= self._most:
-            raise Refusal(503, f"too much {self._what} is waiting already", retry=1)
-        self._inside += 1
-        try:
-            return await to_thread.run_sync(work, limiter=self._limiter)
-        finally:
-            self._inside -= 1
