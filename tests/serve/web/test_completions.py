@@ -89,7 +89,7 @@ def test_what_is_said_of_the_writing_reaches_the_service(ai: openai.OpenAI, serv
         ({"temperature": 2.5}, "temperature must be less than or equal to 2"),
         ({"seed": 1.5}, "seed must be a valid integer"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop must have at most 4 items, not 5"),
-        ({"stop": "x" * 257}, "stop must have at most 256 characters"),
+        ({"stop": "x" * 257}, "stop[0] must have at most 256 characters"),
         ({"prompt": [1, 2]}, "prompt[0] must be a valid string"),
         ({"prompt": ["a"] * 4}, f"prompt must have at most 3 items, not 4{allows('inputs')}"),
     ],

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import Field, Tag
+from pydantic import Discriminator, Field, Tag
 from scipy.special import expit, softmax
 
 from tanbr.serve.records import Answered, ServiceInfo, Shown
-from tanbr.serve.web.bodies import Sent, one_of, text_or_list
+from tanbr.serve.web.bodies import Sent, listed, one_of
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.waiting import settled
@@ -56,8 +56,12 @@ def add_classify(app: FastAPI, service: "Service", config: HttpConfig) -> None:
     Text = Annotated[str, Field(min_length=1, max_length=config.longest)]
     Pair = Annotated[list[Text], Field(min_length=2, max_length=2, fail_fast=True)]
     Input = Annotated[
-        Annotated[Text, Tag(":text")] | Annotated[Pair, Tag(":list")],
-        text_or_list("must be a text, or a pair of texts in a list"),
+        Annotated[Text, Tag(":text")] | Annotated[Pair, Tag(":pair")],
+        Discriminator(
+            lambda item: ":text" if isinstance(item, str) else ":pair" if isinstance(item, list) else None,
+            custom_error_type="input",
+            custom_error_message="must be a text, or a pair of texts in a list",
+        ),
     ]
 
     class ClassifyRequest(
@@ -118,10 +122,7 @@ def add_embeddings(app: FastAPI, service: "Service", config: HttpConfig) -> None
 
         model: Annotated[str, Field(json_schema_extra={"enum": [info.model]})]
         """The id that /v1/models gives."""
-        input: Annotated[
-            Annotated[Text, Tag(":text")] | Annotated[Texts, Tag(":list")],
-            text_or_list("must be a text, or texts in a list"),
-        ]
+        input: Annotated[Texts, listed(Text | Texts)]
         encoding_format: Literal["float", "base64"] = "float"
         """base64: the numbers as float32, lowest byte first."""
         user: str | None = None
@@ -134,10 +135,9 @@ def add_embeddings(app: FastAPI, service: "Service", config: HttpConfig) -> None
         """Embed texts: OpenAI's embeddings, with a request_id in each, and a merge_version."""
         if body.model != info.model:
             raise Refusal.model(info.model)
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        asked = service.submit(texts, task=body.task)
+        asked = service.submit(body.input, task=body.task)
         done = await settled(asked, request, seconds=config.answer_seconds)
-        request.scope["tanbr.texts"] = len(texts)
+        request.scope["tanbr.texts"] = len(body.input)
         vectors = done.logits.astype("<f4")
         data = [
             {

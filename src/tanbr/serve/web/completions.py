@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import FastAPI, Request, Response
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError, to_json
 
 from tanbr.errors import CheckpointError, InputError
 from tanbr.serve.records import Generated
 from tanbr.serve.sampling import WritingOptions
-from tanbr.serve.web.bodies import Sent, one_of, text_or_list
+from tanbr.serve.web.bodies import Sent, listed, one_of
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.refusals import Refusal, allows, shortened
 from tanbr.serve.web.waiting import Stream, settled
@@ -31,8 +31,6 @@ EVENT = {"type": "object", "properties": {"data": {"type": "string", "descriptio
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
 HOTTEST, MOST_STOPS = 2.0, 4  # temperature, and strings that may end an answer, as OpenAI's API has them
-TEXT_OR_TEXTS = text_or_list("must be a text, or texts in a list")
-TEXT_OR_PARTS = text_or_list("must be a text, or a list of text parts")
 Stop = Annotated[str, Field(min_length=1, max_length=256)]  # a stream may have to hold back as many characters
 Stops = Annotated[list[Stop], Field(max_length=MOST_STOPS, fail_fast=True)]
 
@@ -51,13 +49,12 @@ class ChatMessage(Sent, extra="ignore"):
     """What somebody said; answers may come back with all that is in them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Annotated[str, Tag(":text")] | Annotated[Parts, Tag(":list")], TEXT_OR_PARTS]
+    content: Annotated[Parts, listed(str | Parts, one=lambda text: {"type": "text", "text": text})]
     """A text, or parts that are joined by line breaks."""
 
     def plain(self) -> dict[str, str]:
         """Give what templates expect: one text."""
-        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        return {"role": self.role, "content": "\n".join(parts)}
+        return {"role": self.role, "content": "\n".join(part.text for part in self.content)}
 
 
 def count(request: Request, prompts: int, n: int | None, config: HttpConfig) -> None:
@@ -94,7 +91,7 @@ def add_completions(app: FastAPI, service: "Service", config: HttpConfig) -> Non
         """What the logits are divided by before a word is drawn; 0, or not given: the most probable word each time."""
         top_p: Annotated[float, Field(ge=0, le=1)] | None = None
         """Draw from the smallest set of words with so much of the probability; no difference at temperature 0."""
-        stop: Annotated[Annotated[Stop, Tag(":text")] | Annotated[Stops, Tag(":list")], TEXT_OR_TEXTS] | None = None
+        stop: Annotated[Stops, listed(Stop | Stops)] | None = None
         """An answer ends before the first of these strings, which is no part of it."""
         seed: int | None = None
         """The same seed, prompt and merge version give the same answer; no difference at temperature 0."""
@@ -114,16 +111,15 @@ def add_completions(app: FastAPI, service: "Service", config: HttpConfig) -> Non
 
         def options(self) -> WritingOptions:
             """Say how answers are to be written."""
-            stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
             top_p = 1.0 if self.top_p is None else self.top_p
-            return WritingOptions(self.temperature or 0.0, top_p, self.seed, n=self.n or 1, stop=tuple(stop))
+            return WritingOptions(self.temperature or 0.0, top_p, self.seed, n=self.n or 1, stop=tuple(self.stop or ()))
 
     class CompletionRequest(
         Writable, json_schema_extra={"examples": [{"model": info.model, "prompt": "translate: hello"}]}
     ):
         """Prompts to go on from, or to answer."""
 
-        prompt: Annotated[Annotated[Text, Tag(":text")] | Annotated[Texts, Tag(":list")], TEXT_OR_TEXTS]
+        prompt: Annotated[Texts, listed(Text | Texts)]
 
     class ChatRequest(
         Writable,
@@ -162,8 +158,7 @@ def add_completions(app: FastAPI, service: "Service", config: HttpConfig) -> Non
     @app.post("/v1/completions", tags=["answers"], responses=STREAMED)
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Write answers to each prompt: OpenAI's completion, with a request_id in each choice, and a merge_version."""
-        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        return await answer(prompts, body, body.max_tokens, request, chat=False)
+        return await answer(body.prompt, body, body.max_tokens, request, chat=False)
 
     @app.post("/v1/chat/completions", tags=["answers"], responses=STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:

@@ -96,27 +96,17 @@ class Metrics(Observer):
 
     def follow(self, state: Callable[[], ServiceState], info: ServiceInfo) -> None:
         """Also show what the service is doing when asked."""
-        self.registry.register(_State(state, info))
+        self._state, self._info = state, info
+        self.registry.register(self)
 
     def text(self) -> bytes:
         """Write everything in Prometheus's text format."""
         return generate_latest(self.registry)
 
-
-class _State:
-    """ψ, x, reward and the rest of the state, as gauges."""
-
-    def __init__(self, state: Callable[[], ServiceState], info: ServiceInfo) -> None:
-        self._state, self._info = state, info
-
-    def describe(self) -> list[Metric]:
-        """Nothing beforehand: the registry would otherwise read the state to learn the names."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
-        """Read the state once."""
+        """Read ψ, x, reward and the rest of the state once, as gauges."""
         now = self._state()
-        gain = now.gain
+        gain, models = now.gain, now.models
         for name, says, value in (
             ("merge_version", "Merge version that answers", now.merge_version),
             ("regret_estimate", "How far the router believes the blend to be below its best", now.estimated_regret),
@@ -126,25 +116,18 @@ class _State:
             ("gain_error", "Half of the interval around that", gain.error if gain else np.nan),
         ):
             yield GaugeMetricFamily(f"tanbr_{name}", says, value=float(value))
-        tasks, experts = self._info.tasks, [str(expert) for expert in range(self._info.experts)]
-        for name, says, label, names, values in (
-            ("task_mix", "ψ: share of a task in the mix that the blend was chosen for", "task", tasks, now.task_mix),
-            ("task_reward", "r: reward of a task in the last slot that was told", "task", tasks, now.reward),
-            ("blend", "x: weight of an expert as served", "expert", experts, now.blend),
+        for label, name, says, values in (
+            ("task", "task_mix", "ψ: share of a task in the mix that the blend was chosen for", now.task_mix),
+            ("task", "task_reward", "r: reward of a task in the last slot that was told", now.reward),
+            ("expert", "blend", "x: weight of an expert as served", now.blend),
+            ("model", "model_requests", "Requests of this slot that it has answered", [m.requests for m in models]),
+            ("model", "model_expected", "Share of the requests that it should get", [m.expected for m in models]),
+            ("model", "model_reward", "Mean reward of a model of the panel", [m.reward for m in models]),
+            ("model", "model_merge_version", "Its merge version", [m.merge_version for m in models]),
         ):
             family = GaugeMetricFamily(f"tanbr_{name}", says, labels=[label])
-            for key, value in zip(names, values.tolist(), strict=True):
-                family.add_metric([key], value)
-            yield family
-        for name, says in (
-            ("requests", "Requests of this slot that a model of the panel has answered"),
-            ("expected", "Share of the requests that a model of the panel should get"),
-            ("reward", "Mean reward of a model of the panel"),
-            ("merge_version", "Merge version of a model of the panel"),
-        ):
-            family = GaugeMetricFamily(f"tanbr_model_{name}", says, labels=["model"])
-            for place, model in enumerate(now.models):
-                family.add_metric([str(place)], float(getattr(model, name)))
+            for place, value in enumerate(values):
+                family.add_metric([self._info.tasks[place] if label == "task" else str(place)], float(value))
             yield family
 
 

@@ -70,16 +70,9 @@ def add_relay(app: FastAPI, service: "Service", config: HttpConfig) -> None:
         stream = Stream(request, seconds=seconds) if body.stream else None
         key, begins = _conversation(request, sent.get("user"), turns)
         call = Call(
-            request.url.path,
-            sent,
-            prompts,
-            body.n or 1,
-            on_event=None if stream is None else stream.put,
-            **named(body.model),
-            name=body.model,
-            conversation=key,
-            begins=begins,
-        )
+            request.url.path, sent, prompts, body.n or 1, None if stream is None else stream.put, **named(body.model),
+            name=body.model, conversation=key, begins=begins,
+        )  # fmt: skip
         try:
             if call.expert is None:
                 answering = service.relay(call, task=body.task)
