@@ -114,7 +114,7 @@ def invalid(problem: Mapping[str, Any]) -> Refusal:
             where += f".{part}" if where else part
     match problem["type"]:
         case "not_done":
-            return Refusal(400, says, param=problem["ctx"]["name"], code="unsupported_parameter")
+            return Refusal(400, shortened(says), param=problem["ctx"]["name"][:120], code="unsupported_parameter")
         case "json_invalid":
             return Refusal(400, f"the body is not JSON: {problem['ctx']['error']} at character {problem['loc'][1]}")
         case "missing":
