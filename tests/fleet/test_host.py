@@ -23,7 +23,6 @@ from tanbr.serve.engine import Engine
 from tanbr.serve.lineage import made_for
 from tanbr.serve.records import Feedback, Stopping
 from tanbr.serve.service import Service
-from tanbr.serve.web.service_api import ServiceApi
 
 
 class Alive:
@@ -123,7 +122,6 @@ def versions(house: House) -> list[int]:
 
 def test_all_replicas_answer_alike_and_change_together(house: House) -> None:
     first, second = house.replicas
-    assert isinstance(first, ServiceApi)
     one, other = (replica.submit(TEXTS[:8]).result(30) for replica in (first, second))
     np.testing.assert_array_equal(one.logits, other.logits)
     assert not set(one.request_ids) & set(other.request_ids)

@@ -1,4 +1,4 @@
-"""A service without a model: the contract of `tanbr.serve.web.service_api.ServiceApi`, answered from memory."""
+"""A service without a model: what the web needs of a `Service`, answered from memory."""
 
 import threading
 import time

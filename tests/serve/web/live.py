@@ -13,7 +13,6 @@ from tanbr.serve.web.auth import Tokens
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.server import Server, address_of, bind
-from tanbr.serve.web.service_api import ServiceApi
 
 TOKEN, ADMIN_TOKEN = "a-token-for-everybody", "a-token-for-operators"
 BOTH = Tokens.read({"TANBR_TOKEN": TOKEN, "TANBR_ADMIN_TOKEN": ADMIN_TOKEN})
@@ -21,7 +20,7 @@ ADMIN = Tokens.read({"TANBR_ADMIN_TOKEN": ADMIN_TOKEN})
 
 
 @contextmanager
-def live(service: ServiceApi, *, tokens: Tokens = ADMIN, root_path: str = "", **settings: Any) -> Iterator[str]:
+def live(service: Any, *, tokens: Tokens = ADMIN, root_path: str = "", **settings: Any) -> Iterator[str]:
     """Serve until the block ends; the URL."""
     config = HttpConfig(**{"port": 0} | settings)
     taken = bind(config)

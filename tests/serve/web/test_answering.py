@@ -26,7 +26,7 @@ from tanbr.serve.web import logs
         (
             OutputError("cannot write /somewhere/secret: No space left on device"),
             503,
-            "the server cannot do this now; its log says why (fault ",
+            "the server cannot do this now; the server's log says why (fault ",
             "5",
         ),
         (RuntimeError("secret"), 500, "something is wrong with the server; its log says what (fault ", None),

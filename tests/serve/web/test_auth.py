@@ -137,13 +137,3 @@ def test_a_wrong_list_is_one_sentence_without_its_secrets(tmp_path: Path, old: s
     with pytest.raises(ConfigError, match=says) as refused:
         Tokens.read({}, token_file=file)
     assert not any(secret in str(refused.value) for secret in (TOKEN, ADMIN_TOKEN, "short"))
-
-
-def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
-    file, log = tmp_path / "token", io.StringIO()
-    file.write_text(TOKEN)
-    logs.to_stream(log)
-    for mode, warned in ((0o600, 0), (0o640, 0), (0o644, 1)):
-        file.chmod(mode)
-        Tokens.read({}, token_file=file)
-        assert log.getvalue().count("every user of this machine can read the tokens in") == warned

@@ -99,7 +99,7 @@ def test_the_largest_bodies_at_the_default_limits(monkeypatch: pytest.MonkeyPatc
         items = [{"request_id": f"{text[:30]}{n}", "task": "mood", "label": "good"} for n in range(1000)]
         assert http.post("/v1/feedback", json={"feedback": items}).json()["unknown"] == 1000
         for path, body in (
-            ("classify", {"inputs": [1] * 5000, "labels": [2] * 3000}),
+            ("classify", {"inputs": [1] * 4000, "labels": [2] * 3000}),
             ("classify", {"inputs": [[1] * 100] * 70}),
             ("classify", {"inputs": ["a"]} | {str(n): n for n in range(MOST_KEYS)}),
             ("feedback", {"feedback": [{}] * 3000}),

@@ -28,7 +28,16 @@ def test_prometheus_reads_everything(http: httpx2.Client, service: FakeService) 
     assert samples["tanbr_regret_estimate"] == {(): now.estimated_regret}
     assert samples["tanbr_http_requests"]["/v1/classify", "200"] >= 1
     assert samples["tanbr_http_requests"]["other", "404"] >= 2  # a client cannot make up new series
-    named = {"http_seconds", "batch_size", "batch_seconds", "slot_reward", "merge_seconds", "queue", "pinned", "alarms"}
+    named = {
+        "http_duration_seconds",
+        "batch_size",
+        "batch_seconds",
+        "slot_reward",
+        "merge_seconds",
+        "queue",
+        "pinned",
+        "alarms",
+    }
     named |= {"task_reward", "model_requests", "model_expected", "model_reward", "model_merge_version"}
     assert {f"tanbr_{name}" for name in named} | {"process_resident_memory_bytes"} <= set(samples)
 
@@ -73,9 +82,9 @@ def test_latencies_come_in_windows() -> None:
     now = 100.0
     latencies = LatencyHistory(clock=lambda: now)
     for seconds in (0.001, 0.002, 0.003):
-        latencies.add(seconds)
+        latencies.add(seconds, 1)
     now += 3 * WINDOW_SECONDS
-    latencies.add(0.5)
+    latencies.add(0.5, 1)
     windows = latencies.windows()
     assert [(window.time, window.requests) for window in windows] == [(100, 3), (110, 0), (120, 0), (130, 1)]
     assert windows[0].p50_ms == pytest.approx(2)

@@ -5,7 +5,7 @@ import ipaddress
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray import serve
@@ -54,7 +54,7 @@ class Replica:
         metrics = Metrics()
         metrics.text = self._service.metrics  # type: ignore[method-assign]  # the learner has those of the whole fleet
         return create_app(
-            self._service,
+            cast(Any, self._service),  # it has the methods of a `Service`
             config=self._config.http,
             tokens=self._tokens,
             metrics=metrics,

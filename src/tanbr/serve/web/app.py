@@ -4,27 +4,32 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from tanbr.serve.records import ServiceInfo
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import ADMIN, OPEN, Tokens
 from tanbr.serve.web.classify import add_classify, add_embeddings
 from tanbr.serve.web.completions import add_completions
 from tanbr.serve.web.config import HttpConfig
 from tanbr.serve.web.entrance import Entrance
-from tanbr.serve.web.metrics import ANSWERS, ROUTES, Metrics
+from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.refusals import ErrorResponse, Refusal, refuse_with_sentences
 from tanbr.serve.web.relay import add_relay
-from tanbr.serve.web.routes import MOST_FEEDBACK, add_feedback, add_models, add_steering, add_supervision, add_watching
-from tanbr.serve.web.service_api import ServiceApi
+from tanbr.serve.web.routes import add_feedback, add_models, add_steering, add_supervision, add_watching
 
-VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice
+if TYPE_CHECKING:
+    from tanbr.serve.service import Service
+
+ANSWERS = {  # what each kind of model does, and where
+    "classifier": ("classifies", "/v1/classify"),
+    "encoder": ("embeds", "/v1/embeddings"),
+    "text": ("writes", "/v1/completions", "/v1/chat/completions"),
+}
 ABOUT = """One dense model, merged from the experts of a Mixture-of-Experts model, that follows its traffic.
 
 Every answer carries a request id, for feedback, and the merge version that gave it. Every refusal is one sentence."""
@@ -32,7 +37,7 @@ REFUSED = "A refusal: 4xx if the request must change; 429, 503 and 504 name in R
 
 
 def create_app(
-    service: ServiceApi,
+    service: "Service",
     *,
     config: HttpConfig,
     tokens: Tokens,
@@ -64,20 +69,17 @@ def create_app(
     metrics.follow(service.state, info)
     writing = add_relay if info.relays else add_completions
     add_answers = {"classifier": add_classify, "encoder": add_embeddings, "text": writing}[info.kind]
-    add_answers(app, service, config, metrics.latencies)
-    add_feedback(app, service, metrics)
+    add_answers(app, service, config)
+    add_feedback(app, service)
     add_models(app, service)
     add_watching(app, service, tokens, metrics)
-    add_supervision(app, service, metrics)
+    add_supervision(app, service)
     add_steering(app, service)
     add_dashboard(app)
-    point_elsewhere(app, info)
+    point_elsewhere(app, info.kind)
     refuse_with_sentences(app)
     describe_tokens(app, tokens)
-    most_values = VALUES_EACH * max(config.inputs, MOST_FEEDBACK) + info.classes + info.experts + 64
-    return Entrance(
-        app, config=config, tokens=tokens, loopback=loopback, metrics=metrics, most_values=most_values, model=info.model
-    )
+    return Entrance(app, config=config, tokens=tokens, loopback=loopback, metrics=metrics, model=info.model)
 
 
 def add_dashboard(app: FastAPI) -> None:
@@ -91,32 +93,26 @@ def add_dashboard(app: FastAPI) -> None:
     app.mount("/dashboard", StaticFiles(packages=[("tanbr.serve.web", "dashboard")]))
 
 
-def point_elsewhere(app: FastAPI, info: ServiceInfo) -> None:
+def point_elsewhere(app: FastAPI, kind: str) -> None:
     """Say where to go on the paths for other kinds of models."""
-    does = {"classifier": "classifies", "encoder": "embeds", "text": "writes"}[info.kind]
-    here = ROUTES[info.kind]
+    does, *here = ANSWERS[kind]
 
     async def elsewhere() -> Response:
         raise Refusal(404, f"the model here {does}: use {here[0]}")
 
-    for other in set(ANSWERS) - set(here):
-        app.post(other, include_in_schema=False)(elsewhere)
+    for _, *paths in ANSWERS.values():
+        for path in set(paths) - set(here):
+            app.post(path, include_in_schema=False)(elsewhere)
 
 
 def describe_tokens(app: FastAPI, tokens: Tokens) -> None:
     """Have the OpenAPI document say which token each path needs; the entrance asks for it, not the routes."""
-
-    def document() -> dict[str, Any]:
-        made = FastAPI.openapi(app)  # the same one each time
-        made["components"]["securitySchemes"] = {
-            key: {"type": "http", "scheme": "bearer"} for key in ("token", "admin")
-        }
-        for path, operations in made["paths"].items():
-            for operation in operations.values():
-                if path.startswith(ADMIN):
-                    operation["security"] = [{"admin": []}]
-                elif tokens.closed and not path.startswith(OPEN):
-                    operation["security"] = [{"token": []}, {"admin": []}]
-        return made
-
-    app.openapi = document  # type: ignore[method-assign]
+    document = app.openapi()  # which the app keeps
+    bearer = {"type": "http", "scheme": "bearer"}
+    document["components"]["securitySchemes"] = {"token": bearer, "admin": bearer}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            if path.startswith(ADMIN):
+                operation["security"] = [{"admin": []}]
+            elif tokens.closed and not path.startswith(OPEN):
+                operation["security"] = [{"token": []}, {"admin": []}]

@@ -1,9 +1,6 @@
 """Bearer tokens: where they come from, whose they are, and what each opens."""
 
 import hashlib
-import logging
-import stat
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +8,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from tanbr.config import Section
+from tanbr.config import Section, read_toml
 from tanbr.errors import ConfigError
-from tanbr.serve.web import logs
 from tanbr.serve.web.refusals import Refusal
 
 TOKEN, ADMIN_TOKEN = "TANBR_TOKEN", "TANBR_ADMIN_TOKEN"
@@ -24,26 +20,26 @@ OPEN = (*HEALTH, "/dashboard")  # and "/", the page itself, which holds no figur
 ADMIN = "/v1/admin/"
 
 
-class NamedToken(Section):
+class Token(Section):
+    """What is known of a token that a client may show."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.@-]{1,64}$")] = ""
+    """Of its client; empty if there is no list."""
+    admin: bool = False
+    """Whether it opens ADMIN, too."""
+
+
+class Listed(Token):
     """A `[[client]]` of a list of tokens."""
 
     name: Annotated[str, Field(pattern=r"^[\w.@-]{1,64}$")]
     token: str
-    admin: bool = False
 
 
 class TokenList(Section):
     """A file of tokens."""
 
-    client: Annotated[tuple[NamedToken, ...], Field(min_length=1)]
-
-
-@dataclass(frozen=True)
-class Token:
-    """What is known of a token that a client may show."""
-
-    name: str = ""  # of its client, if there is a list
-    admin: bool = False  # whether it opens ADMIN, too
+    client: Annotated[tuple[Listed, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -99,9 +95,7 @@ class Tokens:
 def _listed(file: Path) -> dict[bytes, Token]:
     """Read a list of clients; nothing of a list that is wrong is repeated, because it holds secrets."""
     try:
-        rows = TokenList.model_validate(tomllib.loads(_text(file))).client
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is not TOML: {error}") from None
+        rows = TokenList.model_validate(read_toml(file, what="the tokens in")).client
     except ValidationError as error:
         problem = error.errors(include_input=False)[0]
         where = ".".join(map(str, problem["loc"]))
@@ -110,22 +104,15 @@ def _listed(file: Path) -> dict[bytes, Token]:
     for what in ("name", "token"):
         if len({getattr(row, what) for row in rows}) < len(rows):
             raise ConfigError(f"{file}: two clients have the same {what}; give each its own")
-    return {_checked(row.token, f"{file}, {row.name}"): Token(row.name, row.admin) for row in rows}
+    return {_checked(row.token, f"{file}, {row.name}"): Token(name=row.name, admin=row.admin) for row in rows}
 
 
 def _token(environment: Mapping[str, str], name: str, file: Path | None, *, admin: bool = False) -> dict[bytes, Token]:
-    word = environment.get(name) if file is None else _text(file).strip()
-    return {} if word is None else {_checked(word, str(file or name)): Token(admin=admin)}
-
-
-def _text(file: Path) -> str:
     try:
-        if file.stat().st_mode & stat.S_IROTH:
-            says = f"every user of this machine can read the tokens in {file}: chmod o-r {file}"
-            logs.say("token_file", level=logging.WARNING, text=says)
-        return file.read_text(encoding="utf-8", errors="replace")
+        word = environment.get(name) if file is None else file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise ConfigError(f"cannot read the token in {file}: {error.strerror}") from None
+    return {} if word is None else {_checked(word, str(file or name)): Token(admin=admin)}
 
 
 def _checked(token: str, source: str) -> bytes:

@@ -5,10 +5,10 @@ them, and the OpenAPI document names them. Every list stops at its first wrong i
 mistakes are not worth listing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, GetPydanticSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetPydanticSchema, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
 MOST_KEYS = 32  # of one object: no request has so many, and each that is not known is another mistake to write down
@@ -34,10 +34,8 @@ def one_of(names: Sequence[str]) -> GetPydanticSchema:
     return GetPydanticSchema(lambda _source, _handler: core_schema.literal_schema(list(names)))
 
 
-def text_or_list(says: str) -> Discriminator:
-    """Choose between a text, tagged ":text", and a list, tagged ":list"; `says` what must be there."""
-
-    def kind(value: Any) -> str | None:
-        return ":text" if isinstance(value, str) else ":list" if isinstance(value, list) else None
-
-    return Discriminator(kind, custom_error_type="text_or_list", custom_error_message=says)
+def listed(either: Any, *, one: Callable[[str], Any] = str) -> BeforeValidator:
+    """Annotate a list so that a text may stand for a list of `one`; `either` is the type that the document shows."""
+    return BeforeValidator(
+        lambda value: [one(value)] if isinstance(value, str) else value, json_schema_input_type=either
+    )

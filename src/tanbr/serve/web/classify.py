@@ -2,18 +2,20 @@
 
 import base64
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import Field, Tag
+from pydantic import Discriminator, Field, Tag
 from scipy.special import expit, softmax
 
 from tanbr.serve.records import Answered, ServiceInfo, Shown
-from tanbr.serve.web.bodies import Sent, one_of, text_or_list
+from tanbr.serve.web.bodies import Sent, listed, one_of
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.metrics import LatencyHistory
 from tanbr.serve.web.refusals import Refusal
-from tanbr.serve.web.service_api import ServiceApi, settled
+from tanbr.serve.web.waiting import settled
+
+if TYPE_CHECKING:
+    from tanbr.serve.service import Service
 
 DIGITS = 6  # of probabilities and grades: what float32 logits carry
 
@@ -47,15 +49,19 @@ class ClassifyResponse(Shown):
     """What answered the first."""
 
 
-def add_classify(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
+def add_classify(app: FastAPI, service: "Service", config: HttpConfig) -> None:
     """Add the route of a classifier."""
     info = service.info
     columns = {label: column for column, label in enumerate(info.labels)}
     Text = Annotated[str, Field(min_length=1, max_length=config.longest)]
     Pair = Annotated[list[Text], Field(min_length=2, max_length=2, fail_fast=True)]
     Input = Annotated[
-        Annotated[Text, Tag(":text")] | Annotated[Pair, Tag(":list")],
-        text_or_list("must be a text, or a pair of texts in a list"),
+        Annotated[Text, Tag(":text")] | Annotated[Pair, Tag(":pair")],
+        Discriminator(
+            lambda item: ":text" if isinstance(item, str) else ":pair" if isinstance(item, list) else None,
+            custom_error_type="input",
+            custom_error_message="must be a text, or a pair of texts in a list",
+        ),
     ]
 
     class ClassifyRequest(
@@ -78,8 +84,8 @@ def add_classify(app: FastAPI, service: ServiceApi, config: HttpConfig, latencie
         """Classify texts, or pairs of texts. Nobody needs to say which task they belong to."""
         texts = [item if isinstance(item, str) else (item[0], item[1]) for item in body.inputs]
         asked = service.submit(texts, task=body.task, labels=body.labels or ())
-        answered = await settled(asked, receive=request.receive, seconds=config.answer_seconds)
-        latencies.add_texts(len(texts))
+        answered = await settled(asked, request, seconds=config.answer_seconds)
+        request.scope["tanbr.texts"] = len(texts)
         return classified(answered, info, sorted({columns[label] for label in body.labels or columns}))
 
 
@@ -103,7 +109,7 @@ def classified(answered: Answered, info: ServiceInfo, allowed: list[int]) -> Cla
     return ClassifyResponse(outputs, answered.merge_version)
 
 
-def add_embeddings(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
+def add_embeddings(app: FastAPI, service: "Service", config: HttpConfig) -> None:
     """Add the route of a sentence encoder: OpenAI's embeddings."""
     info = service.info
     Text = Annotated[str, Field(min_length=1, max_length=config.longest)]
@@ -116,14 +122,9 @@ def add_embeddings(app: FastAPI, service: ServiceApi, config: HttpConfig, latenc
 
         model: Annotated[str, Field(json_schema_extra={"enum": [info.model]})]
         """The id that /v1/models gives."""
-        input: Annotated[
-            Annotated[Text, Tag(":text")] | Annotated[Texts, Tag(":list")],
-            text_or_list("must be a text, or texts in a list"),
-        ]
+        input: Annotated[Texts, listed(Text | Texts)]
         encoding_format: Literal["float", "base64"] = "float"
         """base64: the numbers as float32, lowest byte first."""
-        dimensions: Literal[len(info.columns)] | None = None  # type: ignore[valid-type]
-        """How many numbers a vector has; the model's own count, and no other."""
         user: str | None = None
         """Not used."""
         task: Annotated[str, one_of(info.tasks)] | None = None
@@ -134,10 +135,9 @@ def add_embeddings(app: FastAPI, service: ServiceApi, config: HttpConfig, latenc
         """Embed texts: OpenAI's embeddings, with a request_id in each, and a merge_version."""
         if body.model != info.model:
             raise Refusal.model(info.model)
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        asked = service.submit(texts, task=body.task)
-        done = await settled(asked, receive=request.receive, seconds=config.answer_seconds)
-        latencies.add_texts(len(texts))
+        asked = service.submit(body.input, task=body.task)
+        done = await settled(asked, request, seconds=config.answer_seconds)
+        request.scope["tanbr.texts"] = len(body.input)
         vectors = done.logits.astype("<f4")
         data = [
             {

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from tanbr.config import Section
 
+MOST_FEEDBACK = 1000  # pieces in a request: about as long on its way to the disk as one
+
 
 class HttpConfig(Section):
     """What a client may ask of the server, and how long it may take."""
@@ -42,7 +44,7 @@ class HttpConfig(Section):
     burst: int = Field(default=100, ge=1)
     """Requests that one client may make at once before `rate` holds it back."""
     read_seconds: float = Field(default=15.0, gt=0)
-    """A request must have arrived whole, and an answer must be taken, within this time."""
+    """A request must have arrived whole within this time."""
     answer_seconds: float = Field(default=30.0, gt=0)
     """A request that is not answered within this time is given up."""
     stop_seconds: int = Field(default=30, ge=1)

@@ -5,8 +5,6 @@ import ipaddress
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -16,17 +14,14 @@ from starlette.types import Message, Receive, Scope, Send
 from tanbr.serve import tracing
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import HEALTH, Token, Tokens
-from tanbr.serve.web.config import HttpConfig
+from tanbr.serve.web.config import MOST_FEEDBACK, HttpConfig
 from tanbr.serve.web.metrics import Metrics
-from tanbr.serve.web.refusals import Refusal, allows
+from tanbr.serve.web.refusals import DONE, Refusal, allows, in_stream
 
 REMEMBERED = 10_000  # clients; the one not heard of for longest is forgotten first
-# Bytes of bodies that may be refused to one client, at once and a second. To parse and refuse a megabyte takes 5 ms or
-# more of the one thread that reads for all; at this rate one address takes a few thousandths of its time.
-REFUSED_BURST, REFUSED_RATE = 8 << 20, 256 << 10
-HELD_BYTES = 64 << 20  # of bodies that are read but not yet answered, over all clients: 64 of the largest by default
 DRAINED = 8  # times the largest body: so much of a larger one is read and dropped, so that the client sees the refusal
-STOPS = Refusal.later(503, "the server stops before this is answered; send it again", seconds=1)
+VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice
+STOPS = Refusal(503, "the server stops before this is answered; send it again", retry=1)
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 SECURE = [
     (b"x-content-type-options", b"nosniff"),
@@ -45,60 +40,31 @@ class RateLimit:
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate, self._burst = rate, float(burst)
-        self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client → tokens, when counted
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client → tokens, when counted
 
-    def wait(self, client: str, now: float, *, cost: float = 1.0) -> float:
-        """Take tokens of the client's, or say for how many seconds there are too few."""
+    def wait(self, client: str, now: float) -> float:
+        """Take a token of the client's, or say in how many seconds there is one."""
         if self._rate == 0:
             return 0.0
-        short = max(0.0, cost - self._left(client, now))
-        if cost and not short:
-            self.take(client, cost, now)
+        tokens, counted = self._buckets.get(client, (self._burst, now))
+        tokens = min(self._burst, tokens + (now - counted) * self._rate)
+        short = max(0.0, 1.0 - tokens)
+        self._buckets[client] = tokens if short else tokens - 1.0, now
+        self._buckets.move_to_end(client)
+        if len(self._buckets) > REMEMBERED:
+            self._buckets.popitem(last=False)
         return short / self._rate
-
-    def take(self, client: str, cost: float, now: float) -> None:
-        """Take tokens, even those that are not there: they are owed."""
-        self.buckets[client] = self._left(client, now) - cost, now
-        self.buckets.move_to_end(client)
-        if len(self.buckets) > REMEMBERED:
-            self.buckets.popitem(last=False)
-
-    def _left(self, client: str, now: float) -> float:
-        tokens, counted = self.buckets.get(client, (self._burst, now))
-        return min(self._burst, tokens + (now - counted) * self._rate)
-
-
-@dataclass
-class Visit:
-    """What has become of one request so far."""
-
-    status: int = 499  # until something is sent: the client left
-    streams: bool = False
-    read: int = 0  # bytes of its body …
-    held: int = 0  # … and how many of them are in memory
-    name: str = ""  # of the client, by its token
-    span: tracing.Span | None = None  # if requests are traced
 
 
 class Entrance:
     """An ASGI application around the one that has the routes."""
 
     def __init__(
-        self,
-        app: FastAPI,
-        *,
-        config: HttpConfig,
-        tokens: Tokens,
-        loopback: bool,
-        metrics: Metrics,
-        most_values: int,
-        model: str,
+        self, app: FastAPI, *, config: HttpConfig, tokens: Tokens, loopback: bool, metrics: Metrics, model: str
     ) -> None:
-        self._app, self._config, self._tokens, self._metrics = app, config, tokens, metrics
-        self._most_values, self._model = most_values, model  # of JSON, in a body; and what answers
+        self._app, self._config, self._tokens, self._metrics, self._model = app, config, tokens, metrics, model
         self._rate = RateLimit(config.rate, config.burst)
-        self._refused = RateLimit(REFUSED_RATE, REFUSED_BURST)  # bytes
-        self._held = 0  # bytes of bodies
+        self._most_values = VALUES_EACH * max(config.inputs, MOST_FEEDBACK)
         self._hosts = [host.lower() for host in (*LOOPBACK, config.host, *config.hosts)] if loopback else ["*"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,66 +72,51 @@ class Entrance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, visit = time.perf_counter(), Visit()
-        route, address = self._route(scope), address_of(scope)
-        client = client_of(address)
+        started, status, streams, span = time.perf_counter(), 499, False, None  # 499: the client left
+        route, headers, address = self._route(scope), Headers(scope=scope), address_of(scope)
+        scope["tanbr.token"], scope["tanbr.texts"] = None, 0  # whose request it is; what was answered
 
         async def send_secure(message: Message) -> None:
+            nonlocal status, streams
             if message["type"] == "http.response.start":
-                visit.status = message["status"]
-                visit.streams = "event-stream" in Headers(raw=list(message["headers"])).get("content-type", "")
+                status = message["status"]
+                streams = "event-stream" in Headers(raw=list(message["headers"])).get("content-type", "")
                 message["headers"] = [*message.get("headers", ()), *SECURE]
             await send(message)
 
         try:
-            headers = Headers(scope=scope)
-            token = scope["tanbr.token"] = self._check_head(headers, route, client)
-            visit.name = "" if token is None else token.name
-            visit.span = tracing.begin(route, self._model, headers)
+            scope["tanbr.token"] = self._check_head(headers, route, client_of(address))
+            span = tracing.begin(route, self._model, headers)
             if scope["method"] == "POST":
-                self._check_refused(client)
-                body = await self._body(headers, receive, visit)
-                if body is None:
-                    return
-                self._check_refused(client)  # many may have been on their way at once
-                self._check_values(body)
-                receive = _once(body, receive)
+                receive = _once(await self._body(headers, receive), receive)
             await self._app(scope, receive, send_secure)
         except Refusal as refusal:
             await refusal.response()(scope, receive, send_secure)
         except asyncio.CancelledError:  # uvicorn's: the time to finish what was accepted is over
-            if visit.status == 499:
+            if status == 499:
                 await STOPS.response()(scope, receive, send_secure)
-            elif visit.streams:
-                last = STOPS.event() + b"data: [DONE]\n\n"
+            elif streams:
+                last = in_stream(STOPS.shown) + DONE
                 await send({"type": "http.response.body", "body": last, "more_body": False})
         except Exception as error:  # with a 500, the application has answered and logged it already
-            if visit.status != 500:
+            if status != 500:
                 logs.say_fault(type(error).__name__, error=error)
         finally:
-            self._held -= visit.held
-            if visit.read and 400 <= visit.status < 500 and visit.status not in (429, 499):  # the client's own fault
-                self._refused.take(client, visit.read, time.monotonic())
-            left: Callable[[], bool] = scope.get("tanbr.left", lambda: False)
-            told, status, seconds = route or "other", 499 if left() else visit.status, time.perf_counter() - started
-            self._metrics.request(told, status=status, seconds=seconds)
-            if visit.span is not None:
-                tracing.end(visit.span, status)
+            if scope.get("tanbr.left", bool)():
+                status = 499
+            seconds, token = time.perf_counter() - started, scope["tanbr.token"]
+            self._metrics.request(route or "other", status=status, seconds=seconds, texts=scope["tanbr.texts"])
+            if span is not None:
+                tracing.end(span, status)
             logs.say_request(
-                route=told, method=scope["method"], path=scope["path"], status=status, seconds=seconds, client=address,
-                **({"name": visit.name} if visit.name else {}),
+                route=route or "other", method=scope["method"], path=scope["path"], status=status, seconds=seconds,
+                client=address, **({"name": token.name} if token and token.name else {}),
             )  # fmt: skip
 
     def _route(self, scope: Scope) -> str:
         """Find the declared path that will answer, as the router does: the raw path may begin with a root path."""
         found = [(route.matches(scope)[0].value, getattr(route, "path", "")) for route in self._app.routes]
         return max([(Match.NONE.value, ""), *found], key=lambda one: one[0])[1]  # the first, if several match as well
-
-    def _check_refused(self, client: str) -> None:
-        """Refuse a client whose refused bodies were too many bytes, before more of its bodies are read or parsed."""
-        wait = self._refused.wait(client, time.monotonic(), cost=0.0)
-        if wait:
-            raise Refusal.later(429, "too many bytes of your last requests were refused; mend them", seconds=wait)
 
     def _check_head(self, headers: Headers, route: str, client: str) -> Token | None:
         if "host" in headers and not _named(headers["host"], self._hosts):
@@ -175,48 +126,38 @@ class Entrance:
             wait = self._rate.wait(client, time.monotonic())
             if wait:
                 says = f"more than {self._config.rate:g} requests a second; slow down{allows('rate')}"
-                raise Refusal.later(429, says, seconds=wait)
+                raise Refusal(429, says, retry=wait)
         return self._tokens.check(route, headers.get("authorization"))
 
-    async def _body(self, headers: Headers, receive: Receive, visit: Visit) -> bytes | None:
-        """Read the body whole, at most as much as is allowed; None when the client left."""
-        limit = self._config.body_bytes
-        says = f"the body has more than {limit} bytes{allows('body_bytes')}"
-        too_large = Refusal(413, says, headers={"connection": "close"})
-        chunks: list[bytes] = []
-        more = True
-        while more:
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        """Read a body whole, at most as much as is allowed."""
+        limit, body, read, more = self._config.body_bytes, bytearray(), 0, True
+        while more and read <= DRAINED * limit:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return None
+                raise Refusal(499, "the client left before its request was whole")
             chunk, more = message.get("body", b""), message.get("more_body", False)
-            visit.read += len(chunk)
-            if visit.read <= limit:
-                if self._held + len(chunk) > HELD_BYTES:
-                    raise Refusal.later(429, "too many large requests at once", seconds=1)
-                self._held += len(chunk)
-                visit.held += len(chunk)
-                chunks.append(chunk)
-            elif visit.read > DRAINED * limit:
-                raise too_large
-        if visit.read > limit:
-            raise too_large
+            read += len(chunk)
+            if read <= limit:
+                body += chunk
+        if read > limit:
+            says = f"the body has more than {limit} bytes{allows('body_bytes')}"
+            raise Refusal(413, says, headers={"connection": "close"})
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if visit.read and kind != "application/json":
+        if body and kind != "application/json":
             raise Refusal(415, f"send the body as application/json (got {kind[:60] or 'no content type'})")
-        return b"".join(chunks)
-
-    def _check_values(self, body: bytes) -> None:
-        """Count values before any of them is made: a megabyte may hold half a million."""
-        if b"\0" in body:  # Python's parser would also read UTF-16, in which nothing can be counted
+        if b"\0" in body:  # Python's parser would also read UTF-16, in which no values can be counted
             raise Refusal(400, "the body is not JSON in UTF-8")
         if not holds_at_most(self._most_values, body):
-            says = f"the body holds more than {self._most_values} values; send it in several requests"
-            raise Refusal(413, says)
+            raise Refusal(413, f"the body holds more than {self._most_values} values; send it in several requests")
+        return bytes(body)
 
 
-def holds_at_most(most: int, body: bytes) -> bool:
-    """Count the strings, lists, objects and commas outside of strings, with nothing but searches through bytes."""
+def holds_at_most(most: int, body: bytearray) -> bool:
+    """Count values before any of them is made, since a megabyte may hold half a million.
+
+    Strings, lists, objects and commas outside of strings are counted, with nothing but searches through bytes.
+    """
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
     if plain.count(b'"') > 4 * most:  # a key and a value for each, at most
         return False

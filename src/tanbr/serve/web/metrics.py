@@ -1,4 +1,5 @@
 """Figures about the server: for Prometheus, and of the last hour for the dashboard."""
+# ruff: noqa: D102 - an `Observer` says what its methods hear
 
 import logging
 import time
@@ -16,18 +17,11 @@ from tanbr.serve.records import FloatOrNaN, Observer, ServiceInfo, ServiceState,
 from tanbr.serve.web import logs
 from tanbr.types import SlotRecord
 
-ROUTES = {  # that answer texts, by the kind of model
-    "classifier": ("/v1/classify",),
-    "encoder": ("/v1/embeddings",),
-    "text": ("/v1/completions", "/v1/chat/completions"),
-}
-ANSWERS = tuple(route for routes in ROUTES.values() for route in routes)
 TIMES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REWARDS = tuple(n / 10 for n in range(1, 11))
 WINDOW_SECONDS = 10.0
 WINDOWS = 360  # an hour
-SAMPLED = 4096  # answers of a window that its percentiles are taken from
 
 
 class Metrics(Observer):
@@ -43,10 +37,7 @@ class Metrics(Observer):
             collector(registry=self.registry)
         counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
         self._requests = counter("tanbr_http_requests", "Requests answered or refused", ["route", "status"])
-        self._seconds = [
-            histogram(name, "From head to answer", ["route"], buckets=TIMES)
-            for name in ("tanbr_http_duration_seconds", "tanbr_http_seconds")  # the second is the older name
-        ]
+        self._seconds = histogram("tanbr_http_duration_seconds", "From head to answer", ["route"], buckets=TIMES)
         self._batch = histogram("tanbr_batch_size", "Texts in a batch", buckets=SIZES)
         self._batch_seconds = histogram("tanbr_batch_seconds", "From a batch's forming to its answers", buckets=TIMES)
         self._merge = histogram("tanbr_merge_seconds", "Time a merge took", buckets=TIMES)
@@ -59,34 +50,28 @@ class Metrics(Observer):
         self._exercises = counter("tanbr_practice_exercises", "Blends tried on logged requests")
         self._practised = counter("tanbr_practice_rows", "Logged requests answered in practice")
         self._practice_seconds = counter("tanbr_practice_seconds", "Seconds of one core spent on practice")
-        self.feedback_lost = False  # whether the last feedback could not be kept
 
-    def request(self, route: str, *, status: int, seconds: float) -> None:
-        """Count a request; `route` is one of a fixed set of names."""
+    def request(self, route: str, *, status: int, seconds: float, texts: int) -> None:
+        """Count a request, which may have answered texts; `route` is one of a fixed set of names."""
         self._requests.labels(route, str(status)).inc()
-        for histogram in self._seconds:
-            histogram.labels(route).observe(seconds)
-        if route in ANSWERS and status == 200:
-            self.latencies.add(seconds)
+        self._seconds.labels(route).observe(seconds)
+        if texts and status == 200:
+            self.latencies.add(seconds, texts)
 
     def batch(self, size: int, seconds: float) -> None:
-        """Count a batch."""
         self._batch.observe(size)
         self._batch_seconds.observe(seconds)
 
     def merged(self, seconds: float, version: int) -> None:
-        """Count a merge."""
         self._merge.observe(seconds)
         logs.say("merged", merge_version=version, seconds=round(seconds, 4))
 
     def turned(self, parts: Mapping[str, tuple[float, float]]) -> None:
-        """Count a turn, part by part."""
         for part, (seconds, processor) in parts.items():
             self._turn.labels(part).observe(seconds)
             self._turn_cpu.labels(part).inc(processor)
 
     def slot(self, record: SlotRecord) -> None:
-        """Note a slot whose reward is known."""
         if record.counts.any():
             self._reward.observe(record.total_reward)
         logs.say(
@@ -95,47 +80,33 @@ class Metrics(Observer):
         )  # fmt: skip
 
     def feedback(self, outcome: str, count: int) -> None:
-        """Count feedback."""
         self._feedback.labels(outcome).inc(count)
 
     def conversation(self, outcome: str) -> None:
-        """Count a request of a conversation."""
         self._turns.labels(outcome).inc()
 
     def practised(self, rows: int, seconds: float) -> None:
-        """Count an exercise."""
         self._exercises.inc()
         self._practised.inc(rows)
         self._practice_seconds.inc(seconds)
 
     def alarm(self, text: str) -> None:
-        """Count an alarm."""
         self._alarms.inc()
         logs.say("alarm", level=logging.WARNING, text=text)
 
     def follow(self, state: Callable[[], ServiceState], info: ServiceInfo) -> None:
         """Also show what the service is doing when asked."""
-        self.registry.register(_State(state, info))
+        self._state, self._info = state, info
+        self.registry.register(self)
 
     def text(self) -> bytes:
         """Write everything in Prometheus's text format."""
         return generate_latest(self.registry)
 
-
-class _State:
-    """ψ, x, reward and the rest of the state, as gauges."""
-
-    def __init__(self, state: Callable[[], ServiceState], info: ServiceInfo) -> None:
-        self._state, self._info = state, info
-
-    def describe(self) -> list[Metric]:
-        """Nothing beforehand: the registry would otherwise read the state to learn the names."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
-        """Read the state once."""
+        """Read ψ, x, reward and the rest of the state once, as gauges."""
         now = self._state()
-        gain = now.gain
+        gain, models = now.gain, now.models
         for name, says, value in (
             ("merge_version", "Merge version that answers", now.merge_version),
             ("regret_estimate", "How far the router believes the blend to be below its best", now.estimated_regret),
@@ -145,25 +116,18 @@ class _State:
             ("gain_error", "Half of the interval around that", gain.error if gain else np.nan),
         ):
             yield GaugeMetricFamily(f"tanbr_{name}", says, value=float(value))
-        tasks, experts = self._info.tasks, [str(expert) for expert in range(self._info.experts)]
-        for name, says, label, names, values in (
-            ("task_mix", "ψ: share of a task in the mix that the blend was chosen for", "task", tasks, now.task_mix),
-            ("task_reward", "r: reward of a task in the last slot that was told", "task", tasks, now.reward),
-            ("blend", "x: weight of an expert as served", "expert", experts, now.blend),
+        for label, name, says, values in (
+            ("task", "task_mix", "ψ: share of a task in the mix that the blend was chosen for", now.task_mix),
+            ("task", "task_reward", "r: reward of a task in the last slot that was told", now.reward),
+            ("expert", "blend", "x: weight of an expert as served", now.blend),
+            ("model", "model_requests", "Requests of this slot that it has answered", [m.requests for m in models]),
+            ("model", "model_expected", "Share of the requests that it should get", [m.expected for m in models]),
+            ("model", "model_reward", "Mean reward of a model of the panel", [m.reward for m in models]),
+            ("model", "model_merge_version", "Its merge version", [m.merge_version for m in models]),
         ):
             family = GaugeMetricFamily(f"tanbr_{name}", says, labels=[label])
-            for key, value in zip(names, values.tolist(), strict=True):
-                family.add_metric([key], value)
-            yield family
-        for name, says in (
-            ("requests", "Requests of this slot that a model of the panel has answered"),
-            ("expected", "Share of the requests that a model of the panel should get"),
-            ("reward", "Mean reward of a model of the panel"),
-            ("merge_version", "Merge version of a model of the panel"),
-        ):
-            family = GaugeMetricFamily(f"tanbr_model_{name}", says, labels=["model"])
-            for place, model in enumerate(now.models):
-                family.add_metric([str(place)], float(getattr(model, name)))
+            for place, value in enumerate(values):
+                family.add_metric([self._info.tasks[place] if label == "task" else str(place)], float(value))
             yield family
 
 
@@ -184,40 +148,30 @@ class LatencyHistory:
     """The last hour's windows; one thread writes."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+        self._clock, self._began = clock, clock()
+        self._seconds: list[float] = []  # that each request of the open window took
+        self._texts = 0
         self._past: deque[Window] = deque(maxlen=WINDOWS)
-        self._open(clock())
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, texts: int) -> None:
         """Note one answered request."""
-        self._turn()
-        self._requests += 1
-        if len(self._seconds) < SAMPLED:
-            self._seconds.append(seconds)
-
-    def add_texts(self, count: int) -> None:
-        """Note how many texts were answered."""
-        self._turn()
-        self._texts += count
+        self.windows()
+        self._seconds.append(seconds)
+        self._texts += texts
 
     def windows(self) -> list[Window]:
-        """All windows, oldest first; the last is still open."""
-        self._turn()
-        return [*self._past, self._window()]
-
-    def _open(self, began: float) -> None:
-        self._began, self._requests, self._texts = began, 0, 0
-        self._seconds: list[float] = []
-
-    def _turn(self) -> None:
-        """Close the windows whose time is over; where nothing was asked, there are empty ones."""
+        """All windows, oldest first, also those in which nothing was asked; the last is still open."""
         over = int((self._clock() - self._began) // WINDOW_SECONDS)
         if over > WINDOWS:  # more than an hour without a question: none of it is shown
-            self._open(self._began + (over - WINDOWS) * WINDOW_SECONDS)
+            self._close((over - WINDOWS) * WINDOW_SECONDS)
         for _ in range(min(over, WINDOWS)):
             self._past.append(self._window())
-            self._open(self._began + WINDOW_SECONDS)
+            self._close(WINDOW_SECONDS)
+        return [*self._past, self._window()]
+
+    def _close(self, seconds: float) -> None:
+        self._began, self._seconds, self._texts = self._began + seconds, [], 0
 
     def _window(self) -> Window:
         p50, p99 = np.percentile(self._seconds, [50, 99]) * 1e3 if self._seconds else (np.nan, np.nan)
-        return Window(self._began, self._requests, self._texts, float(p50), float(p99))
+        return Window(self._began, len(self._seconds), self._texts, float(p50), float(p99))

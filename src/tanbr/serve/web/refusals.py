@@ -4,7 +4,7 @@ Clients are not told what only the operator should read: it goes to the log, und
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from tanbr.serve.records import EngineAnswer, Overloaded, ServiceError, Shown, S
 from tanbr.serve.web import logs
 
 LONGEST = 300  # characters of a sentence
+DONE = b"data: [DONE]\n\n"  # the end of a stream
 WORDS = {  # pydantic's words for a problem → ours, which come behind a name: `inputs must be a valid list`
     "Input should": "must",
     "List should": "must",
@@ -26,7 +27,6 @@ WORDS = {  # pydantic's words for a problem → ours, which come behind a name: 
     " after validation": "",
     "be a valid dictionary or object to extract fields from": "be an object",
 }
-
 MORE = {  # a limit and where it holds → the setting that allows more
     ("too_long", "inputs"): "inputs",
     ("too_long", "prompt"): "inputs",
@@ -57,7 +57,7 @@ class ErrorResponse(Shown):
 
 
 class Refusal(HTTPException):
-    """A request that is not answered."""
+    """A request that is not answered; with `retry`, it may be sent again after so many seconds."""
 
     def __init__(
         self,
@@ -67,75 +67,31 @@ class Refusal(HTTPException):
         param: str | None = None,
         code: str | int | None = None,
         headers: Mapping[str, str] | None = None,
+        retry: float | None = None,
     ) -> None:
-        super().__init__(status, message, dict(headers or {}))
+        later = {} if retry is None else {"retry-after": str(max(1, math.ceil(retry)))}
+        super().__init__(status, message, {**(headers or {}), **later})
         self.param, self.code = param, code
-
-    @classmethod
-    def later(cls, status: int, message: str, *, seconds: float) -> "Refusal":
-        """Refuse what may be sent again after so many seconds."""
-        return cls(status, message, headers={"retry-after": str(max(1, math.ceil(seconds)))})
 
     @classmethod
     def model(cls, name: str) -> "Refusal":
         """Refuse to be another model than the one of this name."""
         return cls(404, f"the model here is {name!r}", param="model", code="model_not_found")
 
-    def body(self) -> bytes:
-        """Write the error as JSON."""
+    @property
+    def shown(self) -> ErrorResponse:
+        """What the client gets."""
         kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
-        return to_json(ErrorResponse(ErrorDetail(self.detail, kind, self.param, self.code)))
-
-    @classmethod
-    def of_engine(cls, answer: EngineAnswer) -> "Refusal":
-        """Pass an engine's own refusal on, with its status, sentence and code."""
-        try:
-            said = from_json(answer.body)["error"]
-            param, code = said.get("param"), said.get("code")
-        except (ValueError, KeyError, TypeError, AttributeError):
-            param = code = None
-        later = {"retry-after": "1"} if answer.status in (429, 503) else {}
-        return cls(answer.status, str(answer), param=param, code=code, headers=later)
-
-    def event(self) -> bytes:
-        """Write the error as an event of a stream."""
-        return b"data: " + self.body() + b"\n\n"
+        return ErrorResponse(ErrorDetail(self.detail, kind, self.param, self.code))
 
     def response(self) -> Response:
         """Make the answer."""
-        return Response(self.body(), self.status_code, self.headers, "application/json")
+        return Response(to_json(self.shown), self.status_code, self.headers, "application/json")
 
 
-def invalid(problem: Mapping[str, Any]) -> Refusal:
-    """Say in one sentence what is wrong with a request that its model did not accept."""
-    where = _place(problem["loc"])
-    match problem["type"]:
-        case "not_done":
-            return Refusal(400, problem["msg"], param=problem["ctx"]["name"], code="unsupported_parameter")
-        case "json_invalid":
-            return Refusal(400, f"the body is not JSON: {problem['ctx']['error']} at character {problem['loc'][1]}")
-        case "missing":
-            says = "is missing"
-        case "extra_forbidden":
-            says = "is not known here"
-        case _:
-            says = str(problem["msg"])
-            for words, plain in WORDS.items():
-                says = says.replace(words, plain, 1)
-            setting = MORE.get((problem["type"], where.partition("[")[0]))
-            says += allows(setting) if setting else ""
-    return Refusal(422, shortened(f"{where or 'the body'} {says}"), param=where or None)
-
-
-def _place(loc: Sequence[Any]) -> str:
-    """Write where a value stands, as `inputs[3]`: pydantic adds the names of a union's branches, which say nothing."""
-    place = ""
-    for part in loc[1:]:  # the first is "body", "query" or "path"
-        if isinstance(part, int):
-            place += f"[{part}]"
-        elif not part.startswith(":"):
-            place += f".{part}" if place else part
-    return place[:120]
+def in_stream(value: Any) -> bytes:
+    """Write a value as an event of a stream."""
+    return b"data: " + to_json(value) + b"\n\n"
 
 
 def allows(setting: str) -> str:
@@ -148,6 +104,31 @@ def shortened(sentence: str) -> str:
     return sentence if len(sentence) <= LONGEST else f"{sentence[: LONGEST // 2]} … {sentence[-LONGEST // 2 :]}"
 
 
+def invalid(problem: Mapping[str, Any]) -> Refusal:
+    """Say in one sentence what is wrong with a request that its model did not accept."""
+    says, where = str(problem["msg"]), ""
+    for part in problem["loc"][1:]:  # the first is "body", "query" or "path"
+        if isinstance(part, int):
+            where += f"[{part}]"
+        elif not part.startswith(":"):  # the names of a union's branches say nothing
+            where += f".{part}" if where else part
+    match problem["type"]:
+        case "not_done":
+            return Refusal(400, shortened(says), param=problem["ctx"]["name"][:120], code="unsupported_parameter")
+        case "json_invalid":
+            return Refusal(400, f"the body is not JSON: {problem['ctx']['error']} at character {problem['loc'][1]}")
+        case "missing":
+            says = "is missing"
+        case "extra_forbidden":
+            says = "is not known here"
+    for words, plain in WORDS.items():
+        says = says.replace(words, plain, 1)
+    setting = MORE.get((problem["type"], where.partition("[")[0]))
+    says += allows(setting) if setting else ""
+    where = where[:120]
+    return Refusal(422, shortened(f"{where or 'the body'} {says}"), param=where or None)
+
+
 def refusal_of(error: Exception) -> Refusal:
     """Say what an error means to a client."""
     match error:
@@ -156,18 +137,18 @@ def refusal_of(error: Exception) -> Refusal:
         case RequestValidationError():
             return invalid(error.errors()[0])
         case EngineAnswer():
-            return Refusal.of_engine(error)
+            return _passed_on(error)
         case Overloaded():
-            return Refusal.later(429, str(error), seconds=error.retry_after)
+            return Refusal(429, str(error), retry=error.retry_after)
         case Stopping():
-            return Refusal.later(503, str(error), seconds=1)
-        case ServiceError():
-            says = "this could not be answered, and is safe to send again; the server's log says why"
-            return Refusal.later(503, _logged(says, error), seconds=1)
+            return Refusal(503, str(error), retry=1)
         case InputError():
             return Refusal(422, shortened(str(error)))
-        case TanbrError():  # a full disk, say: the operator's to put right
-            return Refusal.later(503, _logged("the server cannot do this now; its log says why", error), seconds=5)
+        case TanbrError():
+            fault = f"the server's log says why (fault {logs.say_fault(str(error), error=error.__cause__)})"
+            if isinstance(error, ServiceError):
+                return Refusal(503, f"this could not be answered, and is safe to send again; {fault}", retry=1)
+            return Refusal(503, f"the server cannot do this now; {fault}", retry=5)  # a full disk, say
         case HTTPException(status_code=405, headers=headers):
             allowed = (headers or {}).get("Allow", "another method")
             return Refusal(405, f"use {allowed} here", headers=headers)
@@ -181,8 +162,14 @@ def refusal_of(error: Exception) -> Refusal:
     return Refusal(500, f"something is wrong with the server; its log says what (fault {fault})")
 
 
-def _logged(says: str, error: TanbrError) -> str:
-    return f"{says} (fault {logs.say_fault(str(error), error=error.__cause__)})"
+def _passed_on(answer: EngineAnswer) -> Refusal:
+    """Pass an engine's own refusal on, with its status, sentence and code."""
+    try:
+        said = from_json(answer.body)["error"]
+        param, code = said.get("param"), said.get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        param = code = None
+    return Refusal(answer.status, str(answer), param=param, code=code, retry=1 if answer.status in (429, 503) else None)
 
 
 def refuse_with_sentences(app: FastAPI) -> None:

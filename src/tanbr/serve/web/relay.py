@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request, Response
 from pydantic import Field
 from pydantic_core import to_json
@@ -13,11 +14,13 @@ from tanbr.serve.panel import VERSION
 from tanbr.serve.records import ServiceInfo
 from tanbr.serve.relay import TANBR, Call
 from tanbr.serve.web.bodies import Sent, one_of
-from tanbr.serve.web.completions import STREAMED
+from tanbr.serve.web.completions import STREAMED, count
 from tanbr.serve.web.config import HttpConfig
-from tanbr.serve.web.metrics import LatencyHistory
-from tanbr.serve.web.refusals import Refusal, allows
-from tanbr.serve.web.service_api import ServiceApi, Stream, Workers, settled
+from tanbr.serve.web.refusals import Refusal
+from tanbr.serve.web.waiting import Stream, settled
+
+if TYPE_CHECKING:
+    from tanbr.serve.service import Service
 
 SESSION = "x-session-id"  # header that names a conversation
 
@@ -32,9 +35,9 @@ def expert_ids(info: ServiceInfo) -> dict[str, int]:
     return found
 
 
-def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: LatencyHistory) -> None:
+def add_relay(app: FastAPI, service: "Service", config: HttpConfig) -> None:
     """Add the routes of a service whose requests go to an engine."""
-    info, seconds, loading = service.info, config.answer_seconds, Workers("loading of experts", threads=1, waiting=8)
+    info, seconds, loading = service.info, config.answer_seconds, CapacityLimiter(1)
     experts = expert_ids(info)
 
     class Relayed(Sent, extra="allow"):
@@ -62,28 +65,24 @@ def add_relay(app: FastAPI, service: ServiceApi, config: HttpConfig, latencies: 
 
     async def answer(prompts: list[Any], body: Relayed, request: Request, turns: Sequence[Any] = ()) -> Response:
         """Have the engine answer, whole or as a stream."""
-        sent, n = body.model_dump(exclude_unset=True, exclude={"task"}), body.n or 1
-        if len(prompts) * n > config.inputs:
-            says = f"{len(prompts) * n} answers are too many; {config.inputs} are allowed{allows('inputs')}"
-            raise Refusal(422, says, param="n")
-        stream: Stream[dict[str, Any]] | None = Stream(request.receive, seconds=seconds) if body.stream else None
-        on_event = None if stream is None else stream.put
+        count(request, len(prompts), body.n, config)
+        sent = body.model_dump(exclude_unset=True, exclude={"task"})
+        stream = Stream(request, seconds=seconds) if body.stream else None
         key, begins = _conversation(request, sent.get("user"), turns)
         call = Call(
-            request.url.path, sent, prompts, n, on_event, **named(body.model), name=body.model, conversation=key,
-            begins=begins,
+            request.url.path, sent, prompts, body.n or 1, None if stream is None else stream.put, **named(body.model),
+            name=body.model, conversation=key, begins=begins,
         )  # fmt: skip
         try:
             if call.expert is None:
                 answering = service.relay(call, task=body.task)
             else:  # it may have to be loaded
-                answering = await loading.run(lambda: service.relay(call, task=body.task))
+                answering = await to_thread.run_sync(lambda: service.relay(call, task=body.task), limiter=loading)
         except InputError as error:
             raise Refusal(404 if not call.chosen else 422, str(error), param="model") from None
-        latencies.add_texts(len(prompts) * n)
         if stream is not None:
-            return await stream.response(answering, shown=lambda event: event, rest=lambda last: [last] if last else [])
-        done = await settled(answering, receive=request.receive, seconds=seconds)
+            return await stream.response(answering, lambda last: [last] if last else [])
+        done = await settled(answering, request, seconds=seconds)
         return Response(to_json(done), media_type="application/json")
 
     def named(model: str) -> dict[str, int]:

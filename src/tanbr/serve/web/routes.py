@@ -1,14 +1,14 @@
 """The routes beside those that answer texts: feedback, the model's name, watching, supervision, steering.
 
-Worker threads wait for the store and for merges.
+A route that is no coroutine waits for the store, or for a merge, in a thread.
 """
 
 import hashlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Query, Request, Response
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -20,7 +20,6 @@ from tanbr.serve.records import (
     Feedback,
     Receipt,
     ServedModel,
-    ServiceError,
     ServiceState,
     Shown,
     SlotView,
@@ -30,16 +29,16 @@ from tanbr.serve.relay import TANBR
 from tanbr.serve.web import logs
 from tanbr.serve.web.auth import Token, Tokens
 from tanbr.serve.web.bodies import Sent, one_of
+from tanbr.serve.web.config import MOST_FEEDBACK
 from tanbr.serve.web.entrance import address_of, client_of
 from tanbr.serve.web.metrics import Metrics, Window
 from tanbr.serve.web.refusals import Refusal
 from tanbr.serve.web.relay import expert_ids
-from tanbr.serve.web.service_api import ServiceApi, Workers
+
+if TYPE_CHECKING:
+    from tanbr.serve.service import Service
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-MOST_FEEDBACK = 1000  # pieces in a request: about as long on its way to the disk as one
-FEEDBACK_LOST = "the last feedback was refused, because it could not be kept; the server's log says why"
-THEIRS = {"inference_id": "request_id", "value": "reward"}  # TensorZero's names → ours
 Version = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -55,9 +54,9 @@ def client_key(scope: Scope, secret: bytes) -> str:
     return hashlib.blake2b(said.encode(), key=secret, digest_size=8).hexdigest()
 
 
-def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
+def add_feedback(app: FastAPI, service: "Service") -> None:
     """Add the route that rewards come in by."""
-    workers, secret = Workers("feedback", threads=8, waiting=64), service.client_secret
+    secret, disk = service.client_secret, CapacityLimiter(8)  # threads: feedback that is stuck holds up nothing else
 
     class FeedbackItem(Sent, json_schema_extra={"examples": [{"feedback": [{"request_id": "0f3a-1", "reward": 1.0}]}]}):
         """How good an answer was (`reward`), or what was right (`task` and `label`), which the server then scores."""
@@ -70,16 +69,6 @@ def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
         label: str | float | None = None
         """The true label, or the grade on the task's scale."""
 
-        @model_validator(mode="before")
-        @classmethod
-        def _other_names(cls, value: Any) -> Any:
-            """Read TensorZero's names: `inference_id`, `value` (a number or a boolean), `metric_name`."""
-            if not isinstance(value, dict) or "inference_id" not in value or {"request_id", "reward"} & value.keys():
-                return value
-            said = {THEIRS.get(name, name): one for name, one in value.items() if name != "metric_name"}
-            reward = said.get("reward")
-            return said | {"reward": float(reward) if isinstance(reward, bool) else reward}
-
         @model_validator(mode="after")
         def _either(self) -> "FeedbackItem":
             if (self.reward is None) == (self.label is None) or (self.label is not None and self.task is None):
@@ -91,51 +80,27 @@ def add_feedback(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
 
         feedback: Annotated[list[FeedbackItem], Field(min_length=1, max_length=MOST_FEEDBACK, fail_fast=True)]
 
-        @model_validator(mode="before")
-        @classmethod
-        def _one_alone(cls, value: Any) -> Any:
-            """Read one piece without a list, as TensorZero's clients send it."""
-            return {"feedback": [value]} if isinstance(value, dict) and "inference_id" in value else value
-
     @app.post("/v1/feedback", tags=["answers"])
     async def feedback(body: FeedbackRequest, request: Request) -> Receipt:
         """Say how good answers were, or what would have been right. Sending it twice counts once."""
         items = [Feedback(**item.model_dump()) for item in body.feedback]
         client = client_key(request.scope, secret)
-        try:
-            receipt = await workers.run(lambda: service.feedback(items, client=client))
-        except ServiceError:
-            metrics.feedback_lost = True
-            raise
-        metrics.feedback_lost = False
-        return receipt
+        return await to_thread.run_sync(lambda: service.feedback(items, client=client), limiter=disk)
 
 
-def add_models(app: FastAPI, service: ServiceApi) -> None:
-    """Add the routes that OpenAI's clients look the model up with."""
-    info, created, workers = service.info, int(time.time()), Workers("listing of models", threads=2, waiting=16)
-
-    async def names() -> list[str]:
-        if not info.relays:
-            return [info.model]
-        versions = [one.merge_version for one in (await workers.run(service.state)).models]
-        return [TANBR, *(f"{VERSION}{version}" for version in versions), *expert_ids(info)]
-
-    def card(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": created, "owned_by": "tanbr"}
+def add_models(app: FastAPI, service: "Service") -> None:
+    """Add the route that OpenAI's clients look the model up with."""
+    info, created = service.info, int(time.time())
 
     @app.get("/v1/models", tags=["answers"])
-    async def models() -> dict[str, Any]:
+    def models() -> dict[str, Any]:
         """List what can be asked for: before an engine `tanbr`, the merge versions that answer, and each expert."""
-        return {"object": "list", "data": [card(name) for name in await names()]}
-
-    @app.get("/v1/models/{name}", tags=["answers"])
-    async def one_model(name: str) -> dict[str, Any]:
-        """Look a model up by its id."""
-        known = await names()
-        if name not in known:
-            raise Refusal.model(known[0])
-        return card(name)
+        names = [info.model]
+        if info.relays:
+            versions = [f"{VERSION}{one.merge_version}" for one in service.state().models]
+            names = [TANBR, *versions, *expert_ids(info)]
+        cards = [{"id": name, "object": "model", "created": created, "owned_by": "tanbr"} for name in names]
+        return {"object": "list", "data": cards}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -159,60 +124,52 @@ class Steered(Shown):
     pinned: bool
 
 
-def add_watching(app: FastAPI, service: ServiceApi, tokens: Tokens, metrics: Metrics) -> None:
+def add_watching(app: FastAPI, service: "Service", tokens: Tokens, metrics: Metrics) -> None:
     """Add the routes that show what the service does and did."""
-    workers, info = Workers("watching", threads=8, waiting=64), service.info
+    info = service.info
+    constant = {name: getattr(info, name) for name in ("tasks", "slot_requests", "slot_seconds")}
+    Limit = Annotated[int, Query(ge=1, le=1000, description="Most to give.")]
 
     @app.get("/v1/state", tags=["watching"])
-    async def state() -> StateResponse:
+    def state() -> StateResponse:
         """What the server does now: slot, merge version, task mix ψ, blend x and why, reward."""
-        constant = {name: getattr(info, name) for name in ("tasks", "slot_requests", "slot_seconds")}
-        now = await workers.run(service.state)
-        return StateResponse(**vars(now), **constant, model=info, administration=tokens.administered)
+        return StateResponse(**vars(service.state()), **constant, model=info, administration=tokens.administered)
 
     @app.get("/v1/slots", tags=["watching"])
-    async def slots(
-        limit: Annotated[int, Query(ge=1, le=1000, description="Most slots to give.")] = 100,
+    def slots(
+        limit: Limit = 100,
         before: Annotated[int | None, Query(ge=0, lt=2**63, description="Only slots before this one.")] = None,
     ) -> dict[Literal["slots"], list[SlotView]]:
         """The last slots, newest first."""
-        return {"slots": await workers.run(lambda: service.slots(limit, before))}
+        return {"slots": service.slots(limit, before)}
 
     @app.get("/v1/versions", tags=["watching"])
-    async def versions() -> dict[Literal["versions"], list[VersionView]]:
+    def versions() -> dict[Literal["versions"], list[VersionView]]:
         """The merge versions that can be rolled back to, newest first."""
-        return {"versions": await workers.run(service.versions)}
+        return {"versions": service.versions()}
 
     @app.get("/v1/clients", tags=["watching"])
-    async def clients(
-        limit: Annotated[int, Query(ge=1, le=1000, description="Most clients to give.")] = 100,
-    ) -> dict[Literal["clients"], list[ClientView]]:
+    def clients(limit: Limit = 100) -> dict[Literal["clients"], list[ClientView]]:
         """The clients that gave feedback, least trusted first: by the name of their token, or an opaque key."""
-        return {"clients": (await workers.run(service.clients))[:limit]}
+        return {"clients": service.clients()[:limit]}
 
     @app.get("/v1/latency", tags=["watching"])
     async def latency() -> dict[Literal["windows"], list[Window]]:
         """How long answers took in the last hour, and how many texts were answered, in windows of ten seconds."""
         return {"windows": metrics.latencies.windows()}
 
+    @app.get("/metrics", tags=["watching"], response_class=Response, responses={200: {"content": {PROMETHEUS: {}}}})
+    def prometheus() -> Response:
+        """Everything that Prometheus may want to know."""
+        return Response(metrics.text(), media_type=PROMETHEUS)
 
-def add_supervision(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None:
+
+def add_supervision(app: FastAPI, service: "Service") -> None:
     """Add the routes of supervisors, which wait for nobody else's work."""
-    workers = Workers("reading of metrics", threads=2, waiting=16)
-    told: set[str] = set()  # faults that the log has already
 
     def check_faults() -> None:
-        faults = service.faults()
-        for fault in set(faults) - told:
-            logs.say_fault(fault)
-            told.add(fault)
-        if faults:
-            raise Refusal.later(503, "a part of the server has failed: restart it; its log says which", seconds=5)
-
-    @app.get("/metrics", tags=["watching"], response_class=Response, responses={200: {"content": {PROMETHEUS: {}}}})
-    async def prometheus() -> Response:
-        """Everything that Prometheus may want to know."""
-        return Response(await workers.run(metrics.text), media_type=PROMETHEUS)
+        if service.faults():  # which were alarms in the log, each once
+            raise Refusal(503, "a part of the server has failed: restart it; its log says which", retry=5)
 
     @app.get("/healthz", tags=["watching"])
     async def alive() -> dict[str, str]:
@@ -222,16 +179,16 @@ def add_supervision(app: FastAPI, service: ServiceApi, metrics: Metrics) -> None
 
     @app.get("/readyz", tags=["watching"])
     async def ready() -> dict[str, str]:
-        """Whether requests are answered; `detail` says what does not work all the same."""
+        """Whether requests are answered."""
         check_faults()
         if not service.ready:
-            raise Refusal.later(503, "the server is starting or stopping", seconds=1)
-        return {"status": "ok"} | ({"detail": FEEDBACK_LOST} if metrics.feedback_lost else {})
+            raise Refusal(503, "the server is starting or stopping", retry=1)
+        return {"status": "ok"}
 
 
-def add_steering(app: FastAPI, service: ServiceApi) -> None:
+def add_steering(app: FastAPI, service: "Service") -> None:
     """Add the routes that change what is served; the entrance asks for the administration token."""
-    workers, experts = Workers("administration", threads=4, waiting=16), service.info.experts
+    experts = service.info.experts
     Weights = list[Annotated[float, Field(ge=0, le=1)]]
 
     class PinRequest(Sent, json_schema_extra={"examples": [{"merge_version": 3}]}):
@@ -247,32 +204,34 @@ def add_steering(app: FastAPI, service: ServiceApi) -> None:
         merge_version: Version | None = None
         """The last good one before the present if not given."""
 
-    async def act(action: str, work: Callable[[], Any], request: Request) -> Steered:
-        await workers.run(work)
-        now, by = await workers.run(service.state), request.scope["tanbr.token"].name or address_of(request.scope)
+    def steered(action: str, request: Request) -> Steered:
+        now, by = service.state(), request.scope["tanbr.token"].name or address_of(request.scope)
         logs.say("admin", action=action, by=by, slot=now.slot, merge_version=now.merge_version)
         return Steered(now.slot, now.merge_version, now.pinned)
 
     @app.post("/v1/admin/pin", tags=["steering"])
-    async def pin(body: PinRequest, request: Request) -> Steered:
+    def pin(body: PinRequest, request: Request) -> Steered:
         """Serve one blend, or one merge version, until `unpin`; the router chooses nothing meanwhile."""
         target = body.merge_version if body.blend is None else body.blend
         if target is None or None not in (body.blend, body.merge_version):
             raise Refusal(422, "the body must have either a blend or a merge_version")
-        return await act("pin", lambda: service.pin(target), request)
+        service.pin(target)
+        return steered("pin", request)
 
     @app.post("/v1/admin/unpin", tags=["steering"])
-    async def unpin(request: Request) -> Steered:
+    def unpin(request: Request) -> Steered:
         """Let the router choose again, from the next slot on."""
-        return await act("unpin", service.unpin, request)
+        service.unpin()
+        return steered("unpin", request)
 
     @app.post("/v1/admin/rollback", tags=["steering"])
-    async def rollback(request: Request, body: RollbackRequest | None = None) -> Steered:
+    def rollback(request: Request, body: RollbackRequest | None = None) -> Steered:
         """Serve an earlier merge version until the slot ends; the router is told that its blend was bad."""
-        version = None if body is None else body.merge_version
-        return await act("rollback", lambda: service.rollback(version), request)
+        service.rollback(None if body is None else body.merge_version)
+        return steered("rollback", request)
 
     @app.post("/v1/admin/slot", tags=["steering"])
-    async def slot(request: Request) -> Steered:
+    def slot(request: Request) -> Steered:
         """End the slot now."""
-        return await act("slot", service.end_slot, request)
+        service.end_slot()
+        return steered("slot", request)

@@ -3,17 +3,15 @@
 import io
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 
 from serve.web.fake import FakeService
 from serve.web.live import live, place_of, wait_for
 from tanbr.serve.web import logs
-from tanbr.serve.web.protocol import BoundedProtocol
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 CLASSIFY = (
@@ -137,7 +135,7 @@ def test_where_all_connections_are_taken_one_without_a_whole_request_gives_way(l
         address = place_of(url)
         slow = [busy(address) for _ in range(5)]
         assert talk(address, GET).startswith(b"HTTP/1.1 200")
-        assert split(slow[0].recv(65536)) == (503, "too many connections are open")  # it had waited longest
+        assert slow[0].recv(65536) == b""  # it had waited longest
         assert talk(address, STATE).startswith(b"HTTP/1.1 200")
         for connection in slow:
             connection.close()
@@ -168,7 +166,7 @@ def test_the_client_with_most_connections_gives_way() -> None:
         assert talk(address, GET).startswith(b"HTTP/1.1 200")
         other.sendall(GET[9:])
         assert other.recv(65536).startswith(b"HTTP/1.1 200")  # though it had waited longer
-        assert split(slow[0].recv(65536))[0] == 503
+        assert slow[0].recv(65536) == b""
 
 
 def test_kept_alive_connections_lock_nobody_out() -> None:
@@ -190,25 +188,3 @@ def test_a_connection_over_which_nothing_is_asked_is_closed() -> None:
         while chunk := connection.recv(65536):  # until the server hangs up
             answer += chunk
         assert answer.count(b"HTTP/1.1 200") == 1
-
-
-def test_a_client_that_takes_no_answer_is_dropped(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    dropped, drop = threading.Event(), BoundedProtocol._drop
-
-    def told(self: BoundedProtocol) -> None:
-        drop(self)
-        dropped.set()
-
-    monkeypatch.setattr(BoundedProtocol, "_drop", told)
-    one = talk(address, b"GET /dashboard/charts.js HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-    many = 20_000_000 // len(one)  # answers that fit into no buffer
-    with socket.create_connection(address, timeout=5) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 100_000)
-        connection.sendall(b"GET /dashboard/charts.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * many)
-        assert dropped.wait(120)
-        read = 0
-        with suppress(ConnectionResetError):
-            while chunk := connection.recv(1 << 20):
-                read += len(chunk)
-    assert 0 < read < many * len(one) / 2
-    assert b" 200 " in talk(address, GET)
