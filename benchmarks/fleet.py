@@ -75,7 +75,7 @@ class Port:
     def ask(self, report: Report) -> Reply:
         """Report."""
         asked = self._fleet.ask(pickle.loads(pickle.dumps(report)), lambda message: None)  # noqa: ARG005 - our own
-        reply = asked.result() if asked.done() else self._fleet.idle(report.member)
+        reply = asked.result() if asked.done() else Reply()
         back: Reply = pickle.loads(pickle.dumps(reply))
         return back
 

@@ -1,17 +1,18 @@
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 
 from engines.fake_engine import MODEL, FakeVllm
 from engines.record import FILE, answered, exchanges
 from tanbr.engines.connection import EngineLost, EngineRefused
-from tanbr.engines.vllm import CHANGING, Vllm
+from tanbr.engines.dialect import Merge
+from tanbr.engines.vllm import CHANGING, VllmWhole
+from tanbr.merge import Moe
 
 RECORDED: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
 
@@ -42,13 +43,7 @@ def test_the_fake_engine_says_nothing_that_a_real_one_does_not(vllm: FakeVllm, d
             assert invented(ours, {name: real[name] for name in ours}) == [], path
 
 
-@pytest.fixture
-def engine(vllm: FakeVllm) -> Iterator[Vllm]:
-    with closing(Vllm(vllm.url)) as made:
-        yield made
-
-
-def test_weights_have_no_version_while_they_change(engine: Vllm, vllm: FakeVllm, dense: Path) -> None:
+def test_weights_have_no_version_while_they_change(vllm: FakeVllm, mixtral: Moe, dense: Path) -> None:
     seen: list[tuple[str, bool]] = []
     load = vllm.load
 
@@ -57,15 +52,16 @@ def test_weights_have_no_version_while_they_change(engine: Vllm, vllm: FakeVllm,
         load(folder)
 
     vllm.load = watched  # type: ignore[method-assign]
-    merge: Any = SimpleNamespace(folder=dense)
-    engine.call(engine.load(merge, "one"))
-    assert seen == [(CHANGING, True)]
-    assert (engine.call(engine.held()), vllm.paused) == (["one"], False)
-    vllm.refuses = "no"
-    with pytest.raises(EngineLost, match="500: no"):
-        engine.call(engine.load(merge, "two"))
-    assert (engine.call(engine.held()), vllm.paused) == ([CHANGING], False)
-    vllm.refuses, vllm.busy = "", True
-    with pytest.raises(EngineRefused, match="did not forget"):
-        engine.call(engine.load(merge, "two"))
-    assert (engine.call(engine.held()), vllm.paused) == ([CHANGING], False)
+    one, two = (Merge(name, np.zeros(4), dense) for name in ("one", "two"))
+    with closing(VllmWhole(mixtral, vllm.url)) as engine:
+        engine.call(engine.load(one))
+        assert seen == [(CHANGING, True)]
+        assert (engine.call(engine.held()), vllm.paused) == (["one"], False)
+        vllm.refuses = "no"
+        with pytest.raises(EngineLost, match="500: no"):
+            engine.call(engine.load(two))
+        assert (engine.call(engine.held()), vllm.paused) == ([CHANGING], False)
+        vllm.refuses, vllm.busy = "", True
+        with pytest.raises(EngineRefused, match="did not forget"):
+            engine.call(engine.load(two))
+        assert (engine.call(engine.held()), vllm.paused) == ([CHANGING], False)

@@ -1,6 +1,5 @@
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -11,7 +10,7 @@ from engines.asking import BLENDS, answers, before, right, serving, serving_firs
 from engines.fake_engine import FakeVllm
 from engines.tiny_adapters import RANK
 from tanbr.engines.connection import EngineRefused
-from tanbr.errors import CheckpointError, ConfigError, TanbrError
+from tanbr.errors import ConfigError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 
@@ -39,10 +38,7 @@ def test_every_request_names_its_version_and_others_adapters_are_left_alone(lora
     assert set(lora.adapters) == {"theirs"}
 
 
-def test_what_is_read_from_a_folder_that_goes_is_unloaded_first_without_development_routes(
-    lora: FakeVllm, adapters: Moe
-) -> None:
-    lora.dev_mode = False
+def test_what_is_read_from_a_folder_that_goes_is_unloaded_first(lora: FakeVllm, adapters: Moe) -> None:
     with serving_first(lora, adapters) as engine:
         assert right(engine, adapters)
         (folder,) = [folder for folder, _ in lora.adapters.values()]
@@ -51,18 +47,10 @@ def test_what_is_read_from_a_folder_that_goes_is_unloaded_first_without_developm
     assert lora.adapters == {}
 
 
-def test_a_whole_model_that_somebody_loads_over_the_base_answers_nobody(lora: FakeVllm, adapters: Moe) -> None:
-    with serving_first(lora, adapters) as engine:
-        lora.label = "tanbr-whole"
-        with pytest.raises(TanbrError, match="tanbr-whole in place of its base"):
-            answers(engine)
-        with pytest.raises(CheckpointError, match="in place of the engine's base; start it again"):
-            engine.swap(BLENDS[1])
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "says"),
     [
+        ("takes_adapters", False, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
         ("most_rank", 0, "LoRA is not enabled"),
         ("most_rank", RANK - 1, f"LoRA rank {RANK} is greater than max_lora_rank {RANK - 1}"),
         ("most_adapters", 1, "runs 1 adapters at once, and a panel of 2 is to be served; start it with --max-loras 3"),
@@ -80,50 +68,37 @@ def test_a_panel_that_it_was_not_started_for_is_one_sentence_before_anything_is_
 
 
 @pytest.fixture
-def odd(adapters: Moe, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Moe]:
-    """Experts whose blends are no adapter that vLLM takes, and two that it would take if it was started for that."""
+def odd(adapters: Moe, tmp_path: Path, request: pytest.FixtureRequest) -> Moe:
+    """Experts whose blends are no adapter that vLLM takes."""
     first, second, *_ = folders(adapters)
-    if request.param == "adapters":
-        yield open_moe(adapters.path, experts=[first, second])
-    elif request.param == "checkpoint":
-        yield open_moe(adapters.path, experts=[first, adapters.export(BLENDS[1], tmp_path / "whole")])
-    elif request.param == "method":
-        yield open_moe(adapters.path, experts=[first, second], method="ties")
-    else:
-        shutil.copytree(second, tmp_path / "head")
-        file = tmp_path / "head" / "adapter_model.safetensors"
-        head = load_file(adapters.path / "model.safetensors")["lm_head.weight"]
-        save_file(load_file(file) | {"base_model.model.lm_head.weight": head + 0.1}, file)
-        settings = json.loads((tmp_path / "head" / "adapter_config.json").read_text())
-        (tmp_path / "head" / "adapter_config.json").write_text(json.dumps(settings | {"modules_to_save": ["lm_head"]}))
-        yield open_moe(adapters.path, experts=[first, tmp_path / "head"])
+    if request.param == "checkpoint":
+        return open_moe(adapters.path, experts=[first, adapters.export(BLENDS[1], tmp_path / "whole")])
+    if request.param == "method":
+        return open_moe(adapters.path, experts=[first, second], method="ties")
+    shutil.copytree(second, tmp_path / "head")
+    file = tmp_path / "head" / "adapter_model.safetensors"
+    head = load_file(adapters.path / "model.safetensors")["lm_head.weight"]
+    save_file(load_file(file) | {"base_model.model.lm_head.weight": head + 0.1}, file)
+    settings = json.loads((tmp_path / "head" / "adapter_config.json").read_text())
+    (tmp_path / "head" / "adapter_config.json").write_text(json.dumps(settings | {"modules_to_save": ["lm_head"]}))
+    return open_moe(adapters.path, experts=[first, tmp_path / "head"])
 
 
 @pytest.mark.parametrize(
     ("odd", "says"),
-    [
-        ("checkpoint", ("no adapter can be sent: ", "only a blend of adapters can be written as an adapter")),
-        ("method", ("no adapter can be sent: ", "a merge by ties is no sum of adapters")),
-        ("head", ("no adapter can be sent: ", "modules_to_save")),
-        ("adapters", ("or, since all experts are adapters,", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True")),
-    ],
+    [("checkpoint", "only a blend of adapters"), ("method", "ties is no sum of adapters"), ("head", "modules_to_save")],
     indirect=["odd"],
 )
-def test_experts_that_are_no_one_adapter_are_sent_as_whole_models_or_it_is_said_why_not(
-    odd: Moe, says: tuple[str, str], lora: FakeVllm
+def test_experts_that_are_no_one_adapter_are_sent_as_whole_models(
+    odd: Moe, says: str, lora: FakeVllm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    blend = [0.5, 0.5]
-    lora.takes_adapters = not says[0].startswith("or,")
-    with before(lora, odd) as backend:
+    lora.dev_mode = True
+    with caplog.at_level("INFO"), before(lora, odd) as backend:
         engine = serving(backend, odd)
-        engine.swap(blend)
+        engine.swap([0.5, 0.5])
         assert lora.adapters == {}
-        assert answers(engine) == transformers_answers(odd, blend)
-    lora.dev_mode = False
-    with pytest.raises(EngineRefused) as error, before(lora, odd):
-        pass
-    assert f"VLLM_SERVER_DEV_MODE=1 ({says[0]}" in str(error.value)
-    assert says[1] in str(error.value)
+        assert answers(engine) == transformers_answers(odd, [0.5, 0.5])
+    assert says in caplog.text
 
 
 def test_adapters_are_not_added_to_another_base(adapters: Moe, tmp_path: Path) -> None:
@@ -141,11 +116,3 @@ def test_adapters_are_not_added_to_another_base(adapters: Moe, tmp_path: Path) -
                 continue
             with pytest.raises(ConfigError, match=r"whose model.norm.weight is not .*; start it with that base"):
                 before(engine, adapters).__enter__()
-
-
-def test_an_engine_that_would_add_half_an_adapter_is_refused(lora: FakeVllm, adapters: Moe) -> None:
-    lora.lora_targets = ["q_proj"]
-    said = r"some layers alone \(q_proj\).*without --lora-target-modules"
-    with pytest.raises(EngineRefused, match=said), before(lora, adapters):
-        pass
-    assert not lora.loads

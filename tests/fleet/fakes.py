@@ -70,7 +70,7 @@ class Port:
         asked = self.cluster.fleet.ask(report, self.took.append)
         if lose == "reply":
             raise LearnerGone("lost")
-        return asked.result() if asked.done() else self.cluster.fleet.idle(report.member)
+        return asked.result() if asked.done() else Reply()
 
     def leave(self, report: Report) -> None:
         self.cluster.fleet.leave(report, self.took.append)
