@@ -12,12 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import RequestIds
-from tanbr.serve.lineage import MadeFor
 from tanbr.serve.panel import Assignment, Message
 from tanbr.serve.records import ServiceError, ServiceInfo
 from tanbr.serve.store import Store
@@ -53,16 +52,6 @@ class Proposal:
     blends: FloatArray  # (G, K)
 
 
-@dataclass(frozen=True)
-class Hello:
-    """A replica asks to join the fleet; also after a learner's restart."""
-
-    member: str  # a name that no other replica has or had
-    made_for: MadeFor  # its own checkpoint; without tasks
-    at: int | None = None  # slot of the order that it follows; None: of none yet
-    answering: bool = False
-
-
 @dataclass(frozen=True, eq=False)
 class Welcome:
     """All that a replica needs beside the checkpoint's files."""
@@ -79,9 +68,9 @@ class Welcome:
 class Report:
     """Which order a replica follows, and what it answered since the last report that was taken."""
 
-    member: str
-    at: int | None  # slot of the order that it follows
-    answering: bool
+    member: str  # a name that no other replica has or had
+    at: int | None = None  # slot of the order that it follows; None: of none yet
+    answering: bool = False
     tried: tuple[int, str] = (0, "")  # number of the last proposal that it made ready, or why it could not
     number: int = 0  # of the newest message
     messages: tuple[Message, ...] = ()  # all that are not known to be taken
@@ -181,15 +170,15 @@ class Fleet:
 
     # Called by replicas.
 
-    def hello(self, hello: Hello) -> Order:
+    def hello(self, report: Report) -> Order:
         """Take a replica in, or in again; give the order that it is to follow before it answers."""
         with self._changed:
-            order, known = self.order, self._members.get(hello.member)
+            order, known = self.order, self._members.get(report.member)
             if known is None:
-                self._write_down(*self._members, hello.member)  # before it may answer
-            self._members[hello.member] = Member(
-                hello.answering and _near(order, hello.at),
-                Report(hello.member, hello.at, False),
+                self._write_down(*self._members, report.member)  # before it may answer
+            self._members[report.member] = Member(
+                report.answering and _near(order, report.at),
+                replace(report, answering=False),
                 self._clock(),
                 here=True,
                 number=known.number if known is not None and known.here else 0,

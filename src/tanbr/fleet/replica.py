@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tanbr.errors import StateError, TanbrError
-from tanbr.fleet.fleet import Hello, Order, Proposal, Reply, Report, Welcome
+from tanbr.fleet.fleet import Order, Proposal, Reply, Report, Welcome
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
 from tanbr.serve.jobs import Job
@@ -151,7 +151,7 @@ class Link:
 
     def _greet(self) -> None:
         """Say hello to a learner that does not know this replica."""
-        welcome: Welcome = self._learner("hello", Hello(self._member, self._made_for, self.at, self.answering))
+        welcome: Welcome = self._learner("hello", Report(self._member, self.at, self.answering), self._made_for)
         if self.at is None or not 0 <= welcome.order.slot - self.at <= 1:
             self.answering = False
         self._renewed(welcome)
@@ -203,7 +203,7 @@ class ReplicaService(Queue):
         Raises StateError where the learner has another checkpoint, and LearnerGone where there is none.
         """
         mine = made_for(moe, ())
-        welcome: Welcome = learner("hello", Hello(member, mine))
+        welcome: Welcome = learner("hello", Report(member), mine)
         self.learner, self.info, self.client_secret = learner, welcome.info, welcome.secret
         workers, threads = welcome.config.workers or cpus, welcome.config.threads or 1
         config = welcome.config.model_copy(update={"workers": workers, "threads": threads})
