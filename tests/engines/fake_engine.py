@@ -1,8 +1,7 @@
 """Engines of our own that keep vLLM's and llama.cpp's contracts over a real socket: transformers on a tiny model.
 
 Like the real ones they remember prefixes: an answer to a prompt that was asked before is the old one, whatever the
-weights are, until somebody has them forget it. What vLLM really says is in `vllm_recorded.json`; `test_vllm.py` holds
-this to it.
+weights are, until somebody has them forget it. The tests of real engines (`make engines`) ask the same things.
 """
 
 import asyncio

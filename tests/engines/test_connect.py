@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -64,16 +65,19 @@ def refused(engine: FakeVllm, moe: Moe, kind: type[TanbrError], says: str) -> No
     assert engine.loads == 0
 
 
-def test_another_model_is_told_by_its_tensors(vllm: FakeVllm, tmp_path: Path) -> None:
-    wider = open_moe(write("mixtral", tmp_path / "wider", intermediate_size=80))
-    refused(vllm, wider, ConfigError, "down_proj.weight is (")
-
-
-def test_another_model_is_told_by_its_tokenizer(vllm: FakeVllm, tmp_path: Path) -> None:
-    words = open_moe(write("mixtral", tmp_path / "words"))
-    file = tmp_path / "words" / "tokenizer.json"
-    file.write_text(file.read_text().replace('"<unk>": 2', '"<unk>": 9').replace('"w6": 9', '"w6": 2'))
-    refused(vllm, words, ConfigError, "has another tokenizer")
+@pytest.mark.parametrize(
+    ("sizes", "words", "says"),
+    [({"intermediate_size": 80}, {}, "down_proj.weight is ("), ({}, {"w6": 2, "<unk>": 9}, "has another tokenizer")],
+)
+def test_another_model_is_told_by_its_tensors_or_its_tokenizer(
+    sizes: dict[str, int], words: dict[str, int], says: str, vllm: FakeVllm, tmp_path: Path
+) -> None:
+    moe = open_moe(write("mixtral", tmp_path / "other", **sizes))
+    file = tmp_path / "other" / "tokenizer.json"
+    read = json.loads(file.read_text())
+    read["model"]["vocab"] |= words
+    file.write_text(json.dumps(read))
+    refused(vllm, moe, ConfigError, says)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from engines.asking import BLENDS
 from engines.fake_engine import FakeVllm
-from engines.front import Front, after_a_kill, front, ready, swaps, texts, texts_of
+from engines.front import Front, after_a_kill, front, swaps, texts, texts_of
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.web.relay import expert_ids
@@ -187,18 +187,6 @@ def test_an_engine_may_ask_where_an_adapter_lies(panel: Front, lora: FakeVllm, m
     assert folder_of(panel.url, "tanbr-v77") is folder_of("http://127.0.0.1:9", "tanbr-v1") is None
     monkeypatch.setenv("TANBR_TOKEN", "another-token-of-somebody")
     assert folder_of(panel.url, "tanbr-v1") is None
-
-
-def test_half_a_set_that_is_gone_is_a_503_until_it_is_back(panel: Front, lora: FakeVllm) -> None:
-    asked = {"model": "tanbr", "prompt": "w1 w5 w3 w2", "max_tokens": 3}
-    lora.asked.clear()
-    panel.ask("/v1/completions", asked)
-    (gone,) = {one["model"] for one in lora.asked}
-    del lora.adapters[gone]
-    refused = panel.ask("/v1/completions", asked)
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    ready(panel)
-    assert panel.ask("/v1/completions", asked).json()["merge_version"] == 1
 
 
 def test_a_conversation_keeps_its_version_over_two_swaps_unless_that_was_bad(

@@ -128,16 +128,6 @@ def test_events_are_heard_as_they_come_and_a_request_that_is_given_up_is_closed(
         assert right(engine, moe)
 
 
-def test_a_request_reaches_the_engine_as_it_is_but_for_its_model(fake: FakeVllm, moe: Moe) -> None:
-    said = {"prompt": "w1", "max_tokens": 2, "n": 2, "tools": [{"type": "function"}], "user": "me", "beyond": {"x": 1}}
-    with serving_first(fake, moe) as engine:
-        fake.asked.clear()
-        (answer,) = relayed(engine, **said)
-        (asked,) = fake.asked
-        assert {name: value for name, value in asked.items() if name != "model"} == said
-        assert len(answer["choices"]) == 2
-
-
 @pytest.mark.parametrize("odd", [float("nan"), "\ud800"])
 def test_what_json_hardly_knows_is_the_engines_to_judge_and_loses_it_for_nobody(
     odd: Any, lora: FakeVllm, adapters: Moe

@@ -39,7 +39,8 @@ def engine_builder(config: ServeConfig) -> Builder | None:
         ("memory", None), ("backend", "auto"), ("precision", "auto"), ("too_long", "refuse"), ("max_length", None),
     ):  # fmt: skip
         if (given := getattr(config, name)) != usual:
-            raise ConfigError(f"an engine computes as it was started (got {name} = {given}); leave {name} out")
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"an engine computes as it was started (got {option} {given}); leave {option} out")
 
     def build(moe: Moe, *, blend: Blend | None, models: int = 1, **_: Any) -> Remote:  # the rest is for models here
         most = 1 if config.unmerged else config.max_active or moe.num_experts

@@ -1,4 +1,4 @@
-"""vLLM's calls, by its documentation, source and recorded replies (`tests/engines/vllm_recorded.json`).
+"""vLLM's calls, by its documentation, its source and what a real one answers (`make engines`).
 
 Adapters are loaded beside the base that it was started with. Whole models go through its development routes: it pauses,
 reloads its weights from a folder and forgets its prefixes.
