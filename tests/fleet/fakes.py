@@ -13,19 +13,10 @@ from tanbr.serve.panel import Live, Panel, Staged
 MADE_FOR = MadeFor((), ("a", "b"), "average", "abc")
 
 
-class FakeStore:
+class FakeStore(dict[str, Any]):
     """Settings in memory, that outlive a learner."""
 
-    folder = "state"
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
-
-    def meta(self, key: str) -> Any:
-        return self.kept.get(key)
-
-    def set_meta(self, key: str, value: Any) -> None:
-        self.kept[key] = value
+    meta, set_meta = dict.get, dict.__setitem__
 
 
 class FakeEngine:

@@ -87,7 +87,7 @@ def test_a_learner_that_starts_again_waits_for_those_it_let_answer() -> None:
 def test_a_replica_that_is_far_behind_stops_answering_until_it_follows() -> None:
     cluster = answering(Cluster(), 1)
     (old,) = cluster.replicas
-    cluster.store.kept.clear()  # a state that knows nothing of it: restored from a copy
+    cluster.store.clear()  # a state that knows nothing of it: restored from a copy
     cluster.replicas = []
     cluster.start_learner()
     for _ in range(3):
@@ -133,7 +133,7 @@ def test_who_leaves_is_not_waited_for_and_is_forgotten_on_disk() -> None:
     gone.link.stop(0.0)
     assert gone.port.took == ["last words"]
     assert not gone.answering
-    assert cluster.store.kept["fleet"] == '["replica-1"]'
+    assert cluster.store["fleet"] == '["replica-1"]'
     cluster.turn()
 
 

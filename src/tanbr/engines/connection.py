@@ -68,18 +68,19 @@ class Connection:
         self._token = token if token and len(token) >= KEY_LENGTH else None
         headers = {"accept-encoding": "identity", "content-type": "application/json"}
         headers |= {"authorization": f"Bearer {token}"} if token else {}
+        self._loop = _loop()
         self._running: set[Future[Any]] = set()
-        self._http = asyncio.run_coroutine_threadsafe(_session(headers), _loop()).result()
+        self._http = asyncio.run_coroutine_threadsafe(_session(headers), self._loop).result()
 
     def close(self) -> None:
         """Break off all that runs; those who wait for it get an error."""
         for one in tuple(self._running):
             one.cancel()
-        asyncio.run_coroutine_threadsafe(self._http.close(), _loop()).result()
+        asyncio.run_coroutine_threadsafe(self._http.close(), self._loop).result()
 
     def start(self, work: "Coroutine[Any, Any, Result]") -> "Future[Result]":
         """Run a coroutine in the engines' thread; cancelling the future ends it."""
-        started = asyncio.run_coroutine_threadsafe(work, _loop())
+        started = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._running.add(started)
         started.add_done_callback(self._running.discard)
         return started

@@ -208,14 +208,15 @@ class Remote(Backend):
 
     def _merge_of(self, blend: Blend, share: float) -> Merge:
         """Find the merge of a blend (K,), or write it in place of all that do not answer."""
-        for one in self._written:
-            if np.array_equal(one.blend, blend):
-                return one
-            if one is not self.wanted:
-                shutil.rmtree(one.folder, ignore_errors=True)
-        self._written = [one for one in self._written if one is self.wanted]
-        self._written.append(self._host.write(blend, share=share))
-        return self._written[-1]
+        found = next((one for one in self._written if np.array_equal(one.blend, blend)), None)
+        if found is None:
+            for one in self._written:
+                if one is not self.wanted:
+                    shutil.rmtree(one.folder, ignore_errors=True)
+            self._written = [one for one in self._written if one is self.wanted]
+            found = self._host.write(blend, share=share)
+            self._written.append(found)
+        return found
 
     def merge(self, moe: Moe, blend: Blend, *, share: float = 1.0) -> None:  # noqa: ARG002
         """Have the engine load a blend (K,); if it cannot, a whole model comes back with what answered before."""

@@ -144,12 +144,6 @@ def test_both_replicas_answer_and_take_over_a_new_blend(cluster: Client, config:
     assert cluster("/v1/state", post=False)["merge_version"] == pinned["merge_version"]
 
 
-def test_a_label_waits_for_the_answer_it_is_about(cluster: Client) -> None:
-    output = cluster("/v1/classify", {"inputs": [TEXTS[0]]})["outputs"][0]
-    given = {"request_id": output["request_id"], "task": "sentiment", "label": "positive"}
-    assert cluster("/v1/feedback", {"feedback": [given]})["accepted"] == 1
-
-
 def test_kills_lose_nothing_that_was_acknowledged(cluster: Client, config: ClusterConfig) -> None:
     with Load(cluster) as load:
         until(lambda: len(load.acknowledged) >= 8)
@@ -170,8 +164,7 @@ def test_kills_lose_nothing_that_was_acknowledged(cluster: Client, config: Clust
     cluster("/v1/admin/slot")
     copy = cluster("/v1/slots?limit=1000", post=False)["slots"]
     told = sum(sum(slot["counts"]) for slot in copy if slot["told"])
-    labelled = 1  # of the test before
-    assert abs(told - len(load.acknowledged) - labelled) < 0.5, (told, len(load.acknowledged))
+    assert abs(told - len(load.acknowledged)) < 0.5, (told, len(load.acknowledged))
     assert len(load.acknowledged) == len(set(load.acknowledged))
     assert len(load.versions) > 1
 
