@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from tanbr.fleet.fleet import Fleet, Hello, Order, Proposal, Reply, Report, Welcome
+from tanbr.fleet.fleet import Fleet, Order, Proposal, Reply, Report, Welcome
 from tanbr.fleet.replica import Link, ReportBox
 from tanbr.lab.corpus import taught_monitor
 from tanbr.lab.tasks import tiny
@@ -46,49 +47,16 @@ class NoEngine:
         return Panel(tuple(Live(None, one.version, one.blend, slot) for one in staged), assignment)  # type: ignore[arg-type]
 
 
-class Settings:
-    """A store's settings, in memory."""
+def port_of(fleet: Fleet) -> Any:
+    """Make the way to a fleet; what a report crosses is pickled on its way, as it would be."""
 
-    folder = "memory"
+    def call(method: str, message: Any, *_: MadeFor) -> Any:
+        if method == "hello":
+            return Welcome(fleet.hello(message), None, None, None, (), b"")  # type: ignore[arg-type]
+        asked = fleet.ask(pickle.loads(pickle.dumps(message)), lambda message: None)  # noqa: ARG005 - our own
+        return pickle.loads(pickle.dumps(asked.result() if asked.done() else Reply()))
 
-    def meta(self, key: str) -> None:
-        """Nothing is known."""
-
-    def set_meta(self, key: str, value: Any) -> None:
-        """Forget it."""
-
-
-class Port:
-    """Function calls; what crosses is pickled on its way, as it would be."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def __call__(self, method: str, message: Any) -> Any:
-        """Call one of those below."""
-        return getattr(self, method)(message)
-
-    def hello(self, hello: Hello) -> Welcome:
-        """Be taken in."""
-        return Welcome(self._fleet.hello(hello), None, None, None, (), b"")  # type: ignore[arg-type]
-
-    def ask(self, report: Report) -> Reply:
-        """Report."""
-        asked = self._fleet.ask(pickle.loads(pickle.dumps(report)), lambda message: None)  # noqa: ARG005 - our own
-        reply = asked.result() if asked.done() else self._fleet.idle(report.member)
-        back: Reply = pickle.loads(pickle.dumps(reply))
-        return back
-
-
-class Everyone:
-    """A machine on which nothing dies."""
-
-    def alive(self, member: str) -> bool:  # noqa: ARG002
-        """It does."""
-        return True
-
-    def end(self, member: str) -> None:
-        """Nobody is."""
+    return call
 
 
 def slot_seconds(count: int, *, slots: int = 5) -> dict[str, float]:
@@ -99,15 +67,14 @@ def slot_seconds(count: int, *, slots: int = 5) -> dict[str, float]:
         for link in links:
             link.step()
 
-    fleet = Fleet(Everyone(), wait=everybody_steps)
-    fleet.open(Settings())  # type: ignore[arg-type]
+    fleet = Fleet(SimpleNamespace(alive=lambda member: True), wait=everybody_steps)  # noqa: ARG005
     orders = [Order(slot, (slot + 1,), np.random.default_rng(slot).dirichlet(np.ones(K))[None]) for slot in range(99)]
     fleet.commit(orders[0])
-    port = Port(fleet)
+    port = port_of(fleet)
     for number in range(count):
         name = f"SERVE_REPLICA::tanbr#Replica#{number:08}"
         link = Link(NoEngine(), port, member=name, made_for=MADE_FOR, box=ReportBox())  # type: ignore[arg-type]
-        link.follow(port.hello(Hello(name, MADE_FOR)).order)
+        link.follow(port("hello", Report(name)).order)
         link.step()
         links.append(link)
     started = time.process_time()
@@ -129,9 +96,8 @@ def sizes() -> dict[str, int]:
 
     def answers(count: int) -> Answers:
         ids, text = tuple(os.urandom(12) for _ in range(count)), "the farmer found the garden lovely in the morning"
-        logits = np.zeros((count, COLUMNS))
         texts = tuple(f"{text} {number}" for number in range(count))
-        return Answers(8, 7, ids, texts, logits)
+        return Answers(8, 7, ids, texts, np.zeros((count, COLUMNS)))
 
     def size(value: object) -> int:
         return len(pickle.dumps(value))

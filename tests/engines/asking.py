@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from engines.fake_engine import FakeEngine, FakeLlamaCpp
+from engines.fake_engine import FakeLlamaCpp, FakeVllm
 from tanbr.engines import connect
 from tanbr.engines.remote import Remote
 from tanbr.merge import Moe
@@ -18,7 +18,7 @@ BLENDS = [[1.0, 0, 0, 0], [0, 0, 0.5, 0.5], [0.25] * 4, [0, 1.0, 0, 0]]
 
 
 @contextmanager
-def before(engine: FakeEngine, moe: Moe, *more: FakeEngine, models: int = 1) -> Iterator[Remote]:
+def before(engine: FakeVllm, moe: Moe, *more: FakeVllm, models: int = 1) -> Iterator[Remote]:
     """A backend that talks to an engine, or to several."""
     kind = "llamacpp" if isinstance(engine, FakeLlamaCpp) else "vllm"
     made = connect(moe, engine=kind, urls=[engine.url, *(one.url for one in more)], models=models)
@@ -34,7 +34,7 @@ def serving(backend: Remote, moe: Moe, *, models: int = 1) -> Engine:
 
 
 @contextmanager
-def serving_first(engine: FakeEngine, moe: Moe) -> Iterator[Engine]:
+def serving_first(engine: FakeVllm, moe: Moe) -> Iterator[Engine]:
     """An engine of ours that answers with the first blend."""
     with before(engine, moe) as backend:
         served = serving(backend, moe)

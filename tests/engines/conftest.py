@@ -34,7 +34,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Moe:
 def lora(adapters: Moe) -> Iterator[FakeVllm]:
     """A vLLM that runs the adapters' base, and takes adapters."""
     engine = FakeVllm(adapters.path)
-    engine.takes_adapters = True
+    engine.takes_adapters, engine.dev_mode = True, False
     with engine.running():
         yield engine
 

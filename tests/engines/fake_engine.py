@@ -1,8 +1,7 @@
 """Engines of our own that keep vLLM's and llama.cpp's contracts over a real socket: transformers on a tiny model.
 
 Like the real ones they remember prefixes: an answer to a prompt that was asked before is the old one, whatever the
-weights are, until somebody has them forget it. What vLLM really says is in `vllm_recorded.json`; `test_vllm.py` holds
-this to it.
+weights are, until somebody has them forget it. The tests of real engines (`make engines`) ask the same things.
 """
 
 import asyncio
@@ -10,10 +9,10 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import uvicorn
@@ -29,28 +28,47 @@ from tanbr.serve.web.server import address_of, bind
 MODEL = "dense"
 
 
-class FakeEngine:
-    """A process that can be killed and started again; every start has the weights of its own folder."""
+class FakeVllm:
+    """vLLM 0.32: a process that can be killed and started again; every start has the weights of its own folder."""
 
-    def __init__(self, folder: Path, *, port: int = 0) -> None:
-        self.folder, self._port = folder, port
+    development = ("/collective_rpc", "/server_info", "/pause", "/resume", "/weight_info", "/reset_prefix_cache")
+    development += ("/update_weight_version",)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._port = folder, 0
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.dtype, self.positions, self.quantised = "float32", 64, None
         self.dev_mode = True
         self.slow = threading.Event()  # while it is set, only first tokens are written
         self.refuses = ""  # what it says to weights that it does not take
+        self.busy = False  # whether it says that it cannot forget
         self.dies_loading = False
         self.hangs_loading = threading.Event()  # while it is set, weights are loaded
-        self.extra = 0  # tokens that it writes beyond those it was asked for
         self.nan = False  # whether weights that are loaded answer with NaN
+        self.takes_adapters = False  # VLLM_ALLOW_RUNTIME_LORA_UPDATING
+        self.most_rank = 16  # --max-lora-rank; 0: without --enable-lora
+        self.most_adapters = 4  # --max-loras
         self.calls: list[str] = []
         self.asked: list[dict[str, Any]] = []  # how answers were to be written; they are greedy all the same
         self.keys: set[str | None] = set()
         self.traced: set[str | None] = set()
         self.loads = self.abandoned = 0
-        self.routes: dict[str, Any] = {}
-
-    # --- a process ----------------------------------------------------------------------------------------------------
+        self.routes: dict[str, Any] = {
+            "/v1/models": self._models,
+            "/v1/completions": self._completions,
+            "/v1/chat/completions": self._completions,
+            "/metrics": lambda *_: Response(f'vllm:lora_requests_info{{max_lora="{self.most_adapters}"}} 1\n'),
+            "/tokenize": lambda body, _: self._tokenized(body["prompt"]),
+            "/server_info": self._server_info,
+            "/weight_info": lambda *_: {"weight_version": self.label},
+            "/update_weight_version": self._update_weight_version,
+            "/collective_rpc": self._collective_rpc,
+            "/reset_prefix_cache": self._reset_prefix_cache,
+            "/pause": self._pause,
+            "/resume": self._pause,
+            "/v1/load_lora_adapter": self._load_adapter,
+            "/v1/unload_lora_adapter": self._unload_adapter,
+        }
 
     def start(self) -> str:
         """Serve, with the folder's own weights; the URL."""
@@ -77,7 +95,7 @@ class FakeEngine:
         self._thread.join()
 
     @contextmanager
-    def running(self) -> Iterator["FakeEngine"]:
+    def running(self) -> Iterator[Self]:
         self.start()
         try:
             yield self
@@ -101,14 +119,14 @@ class FakeEngine:
 
     def hides(self, path: str) -> bool:
         """Whether it was not started with this route."""
-        return False
+        if path.endswith("_lora_adapter"):
+            return not self.takes_adapters
+        return path in self.development and not self.dev_mode
 
     async def die(self) -> None:
         """End in the middle of a call."""
         self._server.should_exit = self._server.force_exit = True
         await asyncio.sleep(60)
-
-    # --- a model ------------------------------------------------------------------------------------------------------
 
     def load(self, folder: str, adapter: str = "") -> None:
         """Take the weights of a checkpoint; everything must be there, and nothing else. Or an adapter of that name."""
@@ -120,31 +138,24 @@ class FakeEngine:
         self.broken = self.nan
         self.loads += 1
 
-    @property
-    def version(self) -> str:
-        """The name of what answers: the adapter's, or the label of the weights."""
-        return next(iter(self.adapters), self.label)
-
     async def write(
         self, prompt: list[int], limit: int, ends: list[int], adapter: str = ""
     ) -> AsyncIterator[tuple[int, float, str | None]]:
         """Go on from a prompt greedily: token, its logprob, and how it ended if it did."""
-        model = self.adapters[adapter][1] if adapter else None
-        key = (adapter, *prompt) if adapter else tuple(prompt)
+        model = self.adapters[adapter][1] if adapter else self.model
+        key = (adapter, *prompt)
         known, remembered, ended = self.cache.get(key, []), [], False
         try:
-            for step in range(limit + self.extra):
+            while not ended:
+                step = len(remembered)
                 while self.paused or (step and self.slow.is_set()):
                     await asyncio.sleep(0.005)
                 written = [one for one, _ in remembered]
                 token, chance = known[step] if step < len(known) else self.next(prompt, written, model)
                 remembered.append((token, chance))
-                stopped = token in ends
-                end = "stop" if stopped else "length" if step == limit + self.extra - 1 else None
+                end = "stop" if token in ends else "length" if step == limit - 1 else None
                 ended = end is not None
                 yield token, chance, end
-                if stopped:
-                    return
                 await asyncio.sleep(0)
         finally:
             self.abandoned += not ended
@@ -152,54 +163,17 @@ class FakeEngine:
                 self.cache[key] = remembered
 
     @torch.inference_mode()
-    def next(self, prompt: list[int], written: list[int], model: Any = None) -> tuple[int, float]:
+    def next(self, prompt: list[int], written: list[int], model: Any) -> tuple[int, float]:
         """The likeliest token, and its logprob."""
         if self.broken:
             return 0, float("nan")
-        chances = (model or self.model)(torch.tensor([prompt + written])).logits[0, -1].log_softmax(-1)
+        chances = model(torch.tensor([prompt + written])).logits[0, -1].log_softmax(-1)
         best = int(chances.argmax())
         return best, float(chances[best])
 
-
-class FakeVllm(FakeEngine):
-    """vLLM 0.32."""
-
-    development = ("/collective_rpc", "/server_info", "/pause", "/resume", "/is_paused", "/weight_info")
-    development += ("/reset_prefix_cache", "/update_weight_version")
-
-    def __init__(self, folder: Path, *, port: int = 0) -> None:
-        super().__init__(folder, port=port)
-        self.busy = False  # whether it says that it cannot forget
-        self.takes_adapters = False  # VLLM_ALLOW_RUNTIME_LORA_UPDATING
-        self.most_rank = 16  # --max-lora-rank; 0: without --enable-lora
-        self.most_adapters = 4  # --max-loras
-        self.lora_targets: list[str] | None = None  # --lora-target-modules
-        self.routes = {
-            "/v1/models": self._models,
-            "/v1/completions": self._completions,
-            "/v1/chat/completions": self._completions,
-            "/metrics": lambda *_: Response(f'vllm:lora_requests_info{{max_lora="{self.most_adapters}"}} 1\n'),
-            "/tokenize": self._tokenize,
-            "/server_info": self._server_info,
-            "/weight_info": lambda *_: {"weight_version": self.label},
-            "/update_weight_version": self._update_weight_version,
-            "/collective_rpc": self._collective_rpc,
-            "/reset_prefix_cache": self._reset_prefix_cache,
-            "/pause": self._pause,
-            "/resume": self._pause,
-            "/is_paused": lambda *_: {"is_paused": self.paused},
-            "/v1/load_lora_adapter": self._load_adapter,
-            "/v1/unload_lora_adapter": self._unload_adapter,
-        }
-
-    def hides(self, path: str) -> bool:
-        if path.endswith("_lora_adapter"):
-            return not self.takes_adapters
-        return path in self.development and not self.dev_mode
-
     async def _load_adapter(self, body: Any, request: Request) -> Response:
         name, folder = body["lora_name"], body["lora_path"]
-        if name in self.adapters and not body.get("load_inplace"):
+        if name in self.adapters:
             return _error(f"The lora adapter '{name}' has already been loaded.", "InvalidUserInput", 400)
         if self.dies_loading:
             await self.die()
@@ -230,16 +204,14 @@ class FakeVllm(FakeEngine):
 
     def _server_info(self, body: Any, request: Request) -> Any:
         config = {"model": str(self.folder), "dtype": f"torch.{self.dtype}", "quantization": self.quantised}
-        lora = {"target_modules": self.lora_targets} if self.most_rank else None
-        return {"vllm_config": {"model_config": config, "lora_config": lora}}
+        return {"vllm_config": {"model_config": config}}
 
-    def _tokenize(self, body: Any, request: Request) -> Any:
-        tokens = self.tokenizer(body["prompt"])["input_ids"]
-        return {"count": len(tokens), "max_model_len": self.positions, "tokens": tokens, "token_strs": None}
+    def _tokenized(self, text: str) -> Any:
+        return {"tokens": self.tokenizer(text)["input_ids"]}
 
     def _update_weight_version(self, body: Any, request: Request) -> Any:
         self.label = body["new_version"]
-        return {"success": True, "new_version": self.label}
+        return {"success": True}
 
     async def _collective_rpc(self, body: Any, request: Request) -> Response:
         assert body["method"] == "reload_weights"
@@ -280,42 +252,36 @@ class FakeVllm(FakeEngine):
         rows = list(enumerate(prompt for prompt in tokens for _ in range(body.get("n") or 1)))
         head = {"id": "chatcmpl-1" if chat else "cmpl-1", "model": body["model"], "created": 1}
         head["object"] = "chat.completion" if chat else "text_completion"
+        usage = {"prompt_tokens": sum(map(len, tokens)), "completion_tokens": len(rows) * body.get("max_tokens", 16)}
+
+        def written(prompt: list[int]) -> AsyncIterator[tuple[int, float, str | None]]:
+            return self.write(prompt, body.get("max_tokens", 16), body.get("stop_token_ids", [1]), adapter)
+
         if not body.get("stream"):
-            whole = [await self._whole(index, prompt, body, adapter, chat=chat) for index, prompt in rows]
-            if any(one is None for one in whole):
-                return _error("Out of range float values are not JSON compliant: nan", "BadRequestError", 400)
-            usage = {"prompt_tokens": sum(map(len, tokens)), "completion_tokens": len(rows) * body["max_tokens"]}
+            whole = []
+            for index, prompt in rows:
+                ids, chances, ends = zip(*[row async for row in written(prompt)], strict=True)
+                if body.get("logprobs") is not None and any(chance != chance for chance in chances):
+                    return _error("Out of range float values are not JSON compliant: nan", "BadRequestError", 400)
+                whole.append(self._choice(index, ids, chances, ends[-1], body, chat=chat))
             return JSONResponse(head | {"choices": whole, "usage": usage})
 
         async def events() -> AsyncIterator[bytes]:
             for index, prompt in rows:
-                async for token, chance, end in self.write(
-                    prompt, body.get("max_tokens", 16), body.get("stop_token_ids", [1]), adapter
-                ):
+                async for token, chance, end in written(prompt):
                     choice = self._choice(index, [token], [chance], end, body, chat=chat, piece=True)
                     yield b"data: " + json.dumps(head | {"choices": [choice]}).encode() + b"\n\n"
             if (body.get("stream_options") or {}).get("include_usage"):
-                usage = {"prompt_tokens": sum(map(len, tokens))}
                 yield b"data: " + json.dumps(head | {"choices": [], "usage": usage}).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
-    async def _whole(self, index: int, prompt: list[int], body: Any, adapter: str, *, chat: bool) -> Any:
-        """One choice; None where a number that it must write is NaN."""
-        rows = [
-            row
-            async for row in self.write(prompt, body.get("max_tokens", 16), body.get("stop_token_ids", [1]), adapter)
-        ]
-        if body.get("logprobs") is not None and any(chance != chance for _, chance, _ in rows):
-            return None
-        return self._choice(index, [row[0] for row in rows], [row[1] for row in rows], rows[-1][2], body, chat=chat)
-
     def _choice(
-        self, index: int, tokens: list[int], chances: list[float], end: str | None, body: Any, *, chat: bool,
+        self, index: int, tokens: Sequence[int], chances: Sequence[float], end: str | None, body: Any, *, chat: bool,
         piece: bool = False,
     ) -> dict[str, Any]:  # fmt: skip
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        text = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
         text = " " + text if piece and text else text
         said = {"delta" if piece else "message": {"role": "assistant", "content": text}} if chat else {"text": text}
         values = [None if chance != chance else chance for chance in chances]
@@ -331,12 +297,12 @@ def _error(said: str, kind: str, status: int, *, param: str | None = None) -> JS
 class FakeLlamaCpp(FakeVllm):
     """llama-server with the adapters of a source, as `test_real_llamacpp.py` has met it."""
 
-    def __init__(self, folder: Path, experts: list[str], *, port: int = 0) -> None:
-        super().__init__(folder, port=port)
+    def __init__(self, folder: Path, experts: list[str]) -> None:
+        super().__init__(folder)
         self.experts = experts
         self.routes = {
             "/props": self._props,
-            "/tokenize": lambda body, _: {"tokens": self.tokenizer(body["content"])["input_ids"]},
+            "/tokenize": lambda body, _: self._tokenized(body["content"]),
             "/lora-adapters": self._adapters,
             "/v1/completions": self._completions,
         }

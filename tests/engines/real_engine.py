@@ -32,9 +32,9 @@ class RealVllm:
         started = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.folder), *OPTIONS]
         return [*started, *self._options]
 
-    def start(self, **settings: str) -> None:
+    def start(self) -> None:
         """Start it and wait until it answers."""
-        changes = SETTINGS | {"TMPDIR": str(self.log.parent)} | self._settings | settings  # for what a kill leaves
+        changes = SETTINGS | {"TMPDIR": str(self.log.parent)} | self._settings  # for what a kill leaves
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

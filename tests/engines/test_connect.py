@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,11 @@ def test_a_blend_is_loaded_when_a_server_goes_on(vllm: FakeVllm, mixtral: Moe, t
     build = engine_builder(ServeConfig(engine="vllm", engine_urls=(vllm.url,), engine_folder=str(tmp_path)))
     assert build is not None
     blend = np.array([1.0, 0, 0, 0])
-    for wanted, loads in ((None, 0), (blend, 1), (blend, 1)):
-        vllm.paused = loads > 0  # as a server that was killed while it changed weights leaves it
+    vllm.paused = True  # as a server that was killed while it changed weights leaves it
+    for wanted in (None, blend):
         made = build(mixtral, blend=wanted, models=1, device="cpu", probes=list, precision="fp32")
-        assert (vllm.loads, vllm.paused) == (loads, False)
-        assert made.available == (wanted is not None)
+        loaded = wanted is not None
+        assert (vllm.loads, made.available, vllm.paused) == (loaded, loaded, not loaded)
         assert len(list(tmp_path.iterdir())) == 1
         made.close()
         assert list(tmp_path.iterdir()) == []
@@ -64,16 +65,19 @@ def refused(engine: FakeVllm, moe: Moe, kind: type[TanbrError], says: str) -> No
     assert engine.loads == 0
 
 
-def test_another_model_is_told_by_its_tensors(vllm: FakeVllm, tmp_path: Path) -> None:
-    wider = open_moe(write("mixtral", tmp_path / "wider", intermediate_size=80))
-    refused(vllm, wider, ConfigError, "down_proj.weight is (")
-
-
-def test_another_model_is_told_by_its_tokenizer(vllm: FakeVllm, tmp_path: Path) -> None:
-    words = open_moe(write("mixtral", tmp_path / "words"))
-    file = tmp_path / "words" / "tokenizer.json"
-    file.write_text(file.read_text().replace('"<unk>": 2', '"<unk>": 9').replace('"w6": 9', '"w6": 2'))
-    refused(vllm, words, ConfigError, "has another tokenizer")
+@pytest.mark.parametrize(
+    ("sizes", "words", "says"),
+    [({"intermediate_size": 80}, {}, "down_proj.weight is ("), ({}, {"w6": 2, "<unk>": 9}, "has another tokenizer")],
+)
+def test_another_model_is_told_by_its_tensors_or_its_tokenizer(
+    sizes: dict[str, int], words: dict[str, int], says: str, vllm: FakeVllm, tmp_path: Path
+) -> None:
+    moe = open_moe(write("mixtral", tmp_path / "other", **sizes))
+    file = tmp_path / "other" / "tokenizer.json"
+    read = json.loads(file.read_text())
+    read["model"]["vocab"] |= words
+    file.write_text(json.dumps(read))
+    refused(vllm, moe, ConfigError, says)
 
 
 @pytest.mark.parametrize(

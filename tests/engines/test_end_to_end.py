@@ -15,7 +15,7 @@ import pytest
 
 from engines.asking import BLENDS
 from engines.fake_engine import FakeVllm
-from engines.front import Front, after_a_kill, front, ready, swaps, texts, texts_of
+from engines.front import Front, after_a_kill, front, swaps, texts, texts_of
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.web.relay import expert_ids
@@ -55,8 +55,8 @@ def asked(server: Front) -> Any:
 
 def test_swaps_a_rollback_and_a_kill_through_the_command_line(case: Case) -> None:
     with case.front() as server:
-        done = swaps(server, case.moe, PROMPTS, count=5, limit=LIMIT)
-        assert done["answers equal to transformers'"] == done["answers"] == 5 * (2 * len(PROMPTS) + 1)
+        asked_for = 5 * (2 * len(PROMPTS) + 1)
+        assert swaps(server, case.moe, PROMPTS, count=5, limit=LIMIT) == (asked_for, asked_for)
         assert case.engine.loads == 6 - case.engine.takes_adapters  # the start blend and five, one of which was held
         before, now = server.ask("/v1/state").json()["merge_version"], server.ask("/v1/admin/rollback").json()
         assert now["merge_version"] < before
@@ -69,7 +69,7 @@ def test_swaps_a_rollback_and_a_kill_through_the_command_line(case: Case) -> Non
         server.process.wait()
     loads = case.engine.loads
     with case.front() as server:
-        assert case.engine.loads == loads + case.engine.takes_adapters  # an adapter's folder went with the server
+        assert case.engine.loads == loads + 1  # what was written went with the server
         answer = asked(server)
         assert answer.merge_version == pinned["merge_version"]
         assert texts(answer) == case.expected([0, 1, 0, 0])
@@ -187,18 +187,6 @@ def test_an_engine_may_ask_where_an_adapter_lies(panel: Front, lora: FakeVllm, m
     assert folder_of(panel.url, "tanbr-v77") is folder_of("http://127.0.0.1:9", "tanbr-v1") is None
     monkeypatch.setenv("TANBR_TOKEN", "another-token-of-somebody")
     assert folder_of(panel.url, "tanbr-v1") is None
-
-
-def test_half_a_set_that_is_gone_is_a_503_until_it_is_back(panel: Front, lora: FakeVllm) -> None:
-    asked = {"model": "tanbr", "prompt": "w1 w5 w3 w2", "max_tokens": 3}
-    lora.asked.clear()
-    panel.ask("/v1/completions", asked)
-    (gone,) = {one["model"] for one in lora.asked}
-    del lora.adapters[gone]
-    refused = panel.ask("/v1/completions", asked)
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    ready(panel)
-    assert panel.ask("/v1/completions", asked).json()["merge_version"] == 1
 
 
 def test_a_conversation_keeps_its_version_over_two_swaps_unless_that_was_bad(

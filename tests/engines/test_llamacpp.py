@@ -12,8 +12,8 @@ from engines.asking import BLENDS, answers, before, right, serving, serving_firs
 from engines.fake_engine import FakeLlamaCpp
 from serve.web.live import wait_for
 from tanbr.engines.connection import EngineLost, EngineRefused
-from tanbr.engines.llamacpp import LlamaCpp, ScalesFile, Turns
-from tanbr.errors import CheckpointError, InputError
+from tanbr.engines.llamacpp import LlamaCpp, Turns
+from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 
@@ -90,13 +90,9 @@ def test_equal_scales_go_together_and_those_that_waited_longest_come_next() -> N
 
 def test_an_engine_with_other_adapters_is_refused(llama: FakeLlamaCpp, adapters: Moe) -> None:
     llama.experts = llama.experts[:3]
-    with (
-        before(llama, adapters) as backend,
-        pytest.raises(
-            CheckpointError, match="has 3 adapters, and 4 experts are blended; start llama-server with --lora"
-        ),
-    ):
-        serving(backend, adapters).swap(BLENDS[0])
+    said = "has 3 adapters, and 4 experts are blended; start llama-server with --lora"
+    with pytest.raises(EngineRefused, match=said), before(llama, adapters):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -108,15 +104,15 @@ def test_what_no_scale_expresses_is_refused(changes: dict[str, Any], says: str, 
     file = tmp_path / "odd" / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(InputError, match=says):
-        ScalesFile(open_moe(adapters.path, experts=[tmp_path / "odd", second]), tmp_path / "scales")
+        LlamaCpp(open_moe(adapters.path, experts=[tmp_path / "odd", second]), "http://127.0.0.1:9")
     part = open_moe(adapters.path, experts=adapters.source.names, blend_only="ffn")
     with pytest.raises(InputError, match="adds an adapter whole"):
-        ScalesFile(part, tmp_path / "scales")
+        LlamaCpp(part, "http://127.0.0.1:9")
 
 
-def test_what_is_no_llama_server_is_said(llama: FakeLlamaCpp) -> None:
+def test_what_is_no_llama_server_is_said(llama: FakeLlamaCpp, adapters: Moe) -> None:
     llama.routes["/props"] = lambda *_: [3]
-    with closing(LlamaCpp(llama.url)) as engine:
+    with closing(LlamaCpp(adapters, llama.url)) as engine:
         for ask in (engine.served, engine.held):
             with pytest.raises(EngineRefused, match="does not answer as llama-server does"):
                 engine.call(ask())

@@ -3,7 +3,6 @@
 Left out where that is missing. An engine is started for each, and killed again and again.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from cli.running import tanbr
 from engines.asking import BLENDS, answers, serving, transformers_answers
 from engines.front import ADMIN_TOKEN, Front, after_a_hang, after_a_kill, front, greedy, swaps, texts, texts_of
 from engines.real_engine import PYTHON, RealVllm
-from engines.record import FILE, record
 from engines.tiny_adapters import blended_by_peft, write_adapters
 from serve.text_model import write
 from tanbr.engines import connect
@@ -34,7 +32,6 @@ PROMPTS = [f"{LONG} w1", f"{LONG} w2", "w5 w6"]
 LIMIT, SWAPS = 12, 10
 SIZES = {"head_dim": 32, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"max_position_embeddings": 512}
-CONTENT = ("body", "top_logprobs")  # whose keys are words, or ours
 WHOLE, ADAPTERS = "whole models", "adapters"
 RUNTIME, DEVELOPS, ENABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_SERVER_DEV_MODE", "--enable-lora"
 
@@ -75,7 +72,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == ADAPTERS:
         moe = open_moe(**write_adapters(folder, **SIZES))
         experts = [*(word for name in moe.source.names for word in ("--expert", name)), "--no-base"]
-        engine = RealVllm(moe.path, folder / "vllm.log", ENABLE, "--max-lora-rank", "16", **{RUNTIME: "True"})
+        engine = RealVllm(
+            moe.path, folder / "vllm.log", ENABLE, "--max-lora-rank", "16", **{RUNTIME: "True", DEVELOPS: "0"}
+        )
     else:
         moe, experts = open_moe(write("mixtral", folder / "moe", **SIZES)), []
         engine = RealVllm(moe.export([0.25] * 4, folder / "dense"), folder / "vllm.log")
@@ -88,13 +87,6 @@ def server(case: Case) -> Iterator[Front]:
     with front(case.engine.log.parent, case.moe.path, "vllm", case.engine.url, *case.experts) as made:
         yield made
     assert ADMIN_TOKEN not in case.engine.log.read_text()  # the clients' token stays with tanbr
-
-
-@pytest.mark.parametrize("case", [WHOLE], indirect=True)
-def test_the_contract_is_the_recorded_one(case: Case) -> None:
-    real, kept = record(case.engine.url, str(case.engine.folder)), json.loads(FILE.read_text(encoding="utf-8"))
-    told = [[(one["path"], one["status"], _keys(one)) for one in rows] for rows in (real, kept)]
-    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("case", [WHOLE], indirect=True)
@@ -115,9 +107,9 @@ def test_ten_swaps_answer_token_for_token_as_transformers_and_peft_do_with_prefi
     server: Front, case: Case
 ) -> None:
     before = case.engine.prefix_hits()
-    done = swaps(server, case.moe, PROMPTS, count=SWAPS, limit=LIMIT, blended=case.blended)
+    asked = SWAPS * (2 * len(PROMPTS) + 1)
+    assert swaps(server, case.moe, PROMPTS, count=SWAPS, limit=LIMIT, blended=case.blended) == (asked, asked)
     hits = case.engine.prefix_hits() - before
-    assert done["answers equal to transformers'"] == done["answers"] == SWAPS * (2 * len(PROMPTS) + 1)
     assert hits >= SWAPS * len(PROMPTS[:2]) * 256  # asked again: two blocks a prompt and a version from the cache
     cards = httpx2.get(f"{case.engine.url}/v1/models").json()["data"]
     assert sum(card["parent"] is not None for card in cards) == 3 * case.adapters  # what answers, and two before it
@@ -164,8 +156,7 @@ def test_an_engine_that_is_killed_is_a_503_and_comes_back_with_the_version_that_
     server: Front, case: Case
 ) -> None:
     blend = [0.0, 0.0, 0.5, 0.5]
-    started = {DEVELOPS: "0"} if case.adapters else {}  # adapters do without development routes
-    assert after_a_kill(server, case.engine, case.moe, blend, PROMPTS, limit=LIMIT, **started) == case.expected(blend)
+    assert after_a_kill(server, case.engine, case.moe, blend, PROMPTS, limit=LIMIT) == case.expected(blend)
 
 
 @pytest.mark.parametrize("case", [ADAPTERS], indirect=True)
@@ -178,8 +169,7 @@ def test_an_engine_that_hangs_is_a_503_and_then_goes_on(server: Front, case: Cas
     [
         (ADAPTERS, (ENABLE, "--max-lora-rank", "8"), "True", "0", ("LoRA rank 9 is greater than", ENABLE)),
         (ADAPTERS, (), "True", "0", ("LoRA", ENABLE)),
-        (ADAPTERS, (ENABLE, "--max-lora-rank", "16"), "False", "0", ("or, since all experts are adapters", ENABLE)),
-        (ADAPTERS, (ENABLE, "--lora-target-modules", "q_proj"), "True", "1", ("some layers alone (q_proj)",)),
+        (ADAPTERS, (ENABLE, "--max-lora-rank", "16"), "False", "0", ("Not Found", ENABLE)),
         (WHOLE, (), "False", "0", ("VLLM_SERVER_DEV_MODE=1",)),
     ],
     indirect=["case"],
@@ -192,10 +182,3 @@ def test_an_engine_that_was_started_otherwise_is_one_sentence(
         said = case.refused(other.url, tmp_path)
         assert httpx2.get(f"{other.url}/health").is_success
     assert all(one in said for one in says)
-
-
-def _keys(value: Any) -> Any:
-    """The keys of a value, level by level."""
-    if isinstance(value, dict):
-        return {name: _keys(inner) for name, inner in value.items() if name not in CONTENT}
-    return [_keys(inner) for inner in value[:1]] if isinstance(value, list) else None

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tanbr.fleet.fleet import LOOK, Fleet, Hello, Order, Reply, Report, Welcome
+from tanbr.fleet.fleet import LOOK, Fleet, Order, Reply, Report, Welcome
 from tanbr.fleet.replica import LearnerGone, Link, ReportBox
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.panel import Live, Panel, Staged
@@ -13,19 +13,10 @@ from tanbr.serve.panel import Live, Panel, Staged
 MADE_FOR = MadeFor((), ("a", "b"), "average", "abc")
 
 
-class FakeStore:
+class FakeStore(dict[str, Any]):
     """Settings in memory, that outlive a learner."""
 
-    folder = "state"
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
-
-    def meta(self, key: str) -> Any:
-        return self.kept.get(key)
-
-    def set_meta(self, key: str, value: Any) -> None:
-        self.kept[key] = value
+    meta, set_meta = dict.get, dict.__setitem__
 
 
 class FakeEngine:
@@ -57,23 +48,19 @@ class Port:
         self.cluster, self.lose = cluster, ""
         self.took: list[Any] = []
 
-    def __call__(self, method: str, message: Any) -> Any:
-        return getattr(self, method)(message)
-
-    def hello(self, hello: Hello) -> Welcome:
-        return Welcome(self.cluster.fleet.hello(hello), None, None, None, (), b"")  # type: ignore[arg-type]
-
-    def ask(self, report: Report) -> Reply:
+    def __call__(self, method: str, report: Report, *_: MadeFor) -> Any:
+        fleet = self.cluster.fleet
+        if method == "hello":
+            return Welcome(fleet.hello(report), None, None, None, (), b"")  # type: ignore[arg-type]
+        if method == "leave":
+            return fleet.leave(report, self.took.append)
         lose, self.lose = self.lose, ""
         if lose == "report":
             raise LearnerGone("lost")
-        asked = self.cluster.fleet.ask(report, self.took.append)
+        asked = fleet.ask(report, self.took.append)
         if lose == "reply":
             raise LearnerGone("lost")
-        return asked.result() if asked.done() else self.cluster.fleet.idle(report.member)
-
-    def leave(self, report: Report) -> None:
-        self.cluster.fleet.leave(report, self.took.append)
+        return asked.result() if asked.done() else Reply()
 
 
 class FakeReplica:
@@ -83,7 +70,7 @@ class FakeReplica:
         self.name, self.alive, self.hangs = name, True, False
         self.engine, self.box, self.port = FakeEngine(), ReportBox(), Port(cluster)
         self.link = Link(self.engine, self.port, member=name, made_for=MADE_FOR, box=self.box)  # type: ignore[arg-type]
-        self.link.follow(self.port.hello(Hello(name, MADE_FOR)).order)
+        self.link.follow(self.port("hello", Report(name)).order)
 
     @property
     def answering(self) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from serve.serving import TEXTS, Ledger, monitor, until
 from tanbr.errors import StateError
-from tanbr.fleet.fleet import Hello
+from tanbr.fleet.fleet import Reply, Report
 from tanbr.fleet.learner import LearnerHost
 from tanbr.fleet.replica import LearnerGone, ReplicaService
 from tanbr.lab.tasks import tiny
@@ -24,15 +25,8 @@ from tanbr.serve.lineage import made_for
 from tanbr.serve.records import Feedback, Stopping
 from tanbr.serve.service import Service
 
-
-class Alive:
-    """A machine on which nothing dies."""
-
-    def alive(self, member: str) -> bool:
-        return True
-
-    def end(self, member: str) -> None:
-        raise AssertionError(f"{member} should not be ended")
+NOTHING_DIES: Any = SimpleNamespace(alive=lambda member: True)  # and nobody is ended
+USUAL = ServeConfig(slot_seconds=3600.0, workers=1, threads=1, merge_share=1.0, explore="always", hold_back=0.0)
 
 
 class DirectPort:
@@ -49,7 +43,7 @@ class DirectPort:
             return answer.result(0.05) if method == "ask" else answer
         except NotYet:
             answer.cancel()
-            return host.fleet.idle(arguments[0].member)
+            return Reply()
 
 
 class House:
@@ -61,27 +55,18 @@ class House:
         self.start_learner()
 
     def start_learner(self) -> None:
-        usual = {
-            "slot_seconds": 3600.0,
-            "workers": 1,
-            "threads": 1,
-            "merge_share": 1.0,
-            "explore": "always",
-            "hold_back": 0.0,
-        }
-
         def make(make_engine: Callable[..., Engine]) -> Service:
             return Service(
                 open_moe(embedded.path()),
                 tasks=tiny.TASKS,
-                config=ServeConfig.model_validate(usual | self.settings),
+                config=USUAL.model_copy(update=self.settings),
                 state=self.state,
                 router=None if self.settings.get("models", 1) > 1 else Ledger(),  # type: ignore[arg-type]
                 monitor=monitor(self.taught),
                 make_engine=make_engine,
             )
 
-        self.port.host = LearnerHost(make, Alive(), metrics=lambda: b"figures")
+        self.port.host = LearnerHost(make, NOTHING_DIES, metrics=lambda: b"figures")
 
     def add(self) -> ReplicaService:
         name = f"replica-{len(self.replicas)}"
@@ -108,7 +93,7 @@ def house(tmp_path: Path, taught: Path, request: pytest.FixtureRequest) -> Itera
 def test_a_fleets_self_check_takes_a_method_that_replicas_have(tmp_path: Path) -> None:
     port, quiet = DirectPort(), ServeConfig(slot_seconds=3600.0, models=2)
     port.host = LearnerHost(
-        lambda make: build(None, config=quiet, state=tmp_path, check=True, make_engine=make), Alive()
+        lambda make: build(None, config=quiet, state=tmp_path, check=True, make_engine=make), NOTHING_DIES
     )
     try:
         assert ReplicaService(open_moe(embedded.path()), port, member="one").info.models == 2
@@ -178,7 +163,7 @@ def test_another_checkpoint_is_refused(house: House) -> None:
     mine = made_for(open_moe(embedded.path()), ())
     for name, theirs in (("checkpoint", "another"), ("experts", 9), ("method", "ties")):
         with pytest.raises(StateError, match=f"has {name} {theirs}, .* give all of them the same checkpoint"):
-            house.port("hello", Hello("other", replace(mine, **{name: theirs})))
+            house.port("hello", Report("other"), replace(mine, **{name: theirs}))
 
 
 def test_a_replica_that_was_not_let_in_answers_nobody(house: House) -> None:

@@ -8,13 +8,10 @@ from typing import Any
 
 from tanbr.engines.dialect import Dialect
 from tanbr.engines.llamacpp import LlamaCpp
-from tanbr.engines.merge_files import rank_of
 from tanbr.engines.remote import Host, Remote
-from tanbr.engines.vllm import START, Vllm, VllmAdapter
+from tanbr.engines.vllm import VllmAdapters, VllmWhole
 from tanbr.errors import ConfigError, InputError
 from tanbr.merge import Moe
-from tanbr.merge.sources import OverBase
-from tanbr.merge.sources.one_adapter import joinable
 from tanbr.moe.text import TextEncoder
 from tanbr.serve.backends import Builder
 from tanbr.serve.config import ServeConfig
@@ -38,14 +35,12 @@ def engine_builder(config: ServeConfig) -> Builder | None:
         raise ConfigError(f"--engine {engine} needs --engine-url, the address at which it answers")
     if len(set(urls)) < len(urls):
         raise ConfigError("an engine is named once: two of the addresses after --engine-url are the same")
-    if config.memory is not None:
-        raise ConfigError("an engine's memory is its own; leave --memory out, and say with --models how many it holds")
-    if config.backend not in ("auto", "torch"):
-        raise ConfigError(f"an engine computes as it was started (got {config.backend}); leave --backend out")
-    if config.precision != "auto":
-        raise ConfigError(f"an engine computes as it was started (got {config.precision}); leave --precision out")
-    if config.too_long != "refuse" or config.max_length is not None:
-        raise ConfigError("an engine reads prompts by itself; leave too_long and max_length out")
+    for name, usual in (
+        ("memory", None), ("backend", "auto"), ("precision", "auto"), ("too_long", "refuse"), ("max_length", None),
+    ):  # fmt: skip
+        if (given := getattr(config, name)) != usual:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"an engine computes as it was started (got {option} {given}); leave {option} out")
 
     def build(moe: Moe, *, blend: Blend | None, models: int = 1, **_: Any) -> Remote:  # the rest is for models here
         most = 1 if config.unmerged else config.max_active or moe.num_experts
@@ -80,38 +75,25 @@ def connect(
         raise ConfigError(
             f"{engine} runs causal language models, and {moe.path} is merged to a {dense}; leave --engine out"
         )
-    token, encode = os.environ.get(TOKEN), TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
+    kind, token = LlamaCpp if engine == "llamacpp" else _vllm(moe), os.environ.get(TOKEN)
+    encode = TextEncoder.of(moe.path, vocab_size=moe.config["vocab_size"])
     hosts: list[Host] = []
     with ExitStack() as undo:
         for url in urls:
-            dialect: Dialect = LlamaCpp(url, token=token) if engine == "llamacpp" else _vllm(moe, url, token)
+            dialect = kind(moe, url, token=token)
             undo.callback(dialect.close)
-            rank = rank_of(moe, most or moe.num_experts) if dialect.many else 0
-            hosts.append(Host(moe, encode, dialect, models=models, rank=rank, folder=folder))
+            hosts.append(Host(dialect, encode, models=models, most=most or moe.num_experts, folder=folder))
             undo.callback(hosts[-1].close)
         remote = Remote(hosts)
         undo.pop_all()
     return remote
 
 
-def _vllm(moe: Moe, url: str, token: str | None) -> Vllm:
-    """Choose what vLLM is given: one adapter, if it takes such and blends are no more than that, or whole models.
-
-    How vLLM was started says which: it takes adapters, or whole models, only where it was told to.
-    """
-    if not (isinstance(moe.source, OverBase) and moe.source.adapters):
-        return Vllm(url, token=token)
-    adapter, taken = VllmAdapter(url, token=token), False
+def _vllm(moe: Moe) -> type[Dialect]:
+    """Choose what vLLM is given: one adapter, if blends are no more than that, or whole models."""
     try:
-        if any(one.whole for one in joinable(moe).adapters):
-            raise InputError("vLLM takes no adapters that hold modules in full (modules_to_save)")
-        if taken := adapter.call(adapter.takes_adapters()):
-            return adapter
-        why = f"or, since all experts are adapters, {START}"
+        VllmAdapters.check(moe)
     except InputError as error:
-        why = f"no adapter can be sent: {error}"
-    finally:
-        if not taken:
-            adapter.close()
-    log.info("the engine is sent whole models (%s)", why)
-    return Vllm(url, token=token, why_whole=f" ({why})")
+        log.info("vLLM is sent whole models: no adapter can be sent (%s)", error)
+        return VllmWhole
+    return VllmAdapters

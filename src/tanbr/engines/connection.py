@@ -7,11 +7,11 @@ own secrets.
 import asyncio
 import json
 import threading
-import weakref
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,11 +26,9 @@ Result = TypeVar("Result")
 TRACED: ContextVar[Mapping[str, str] | None] = ContextVar("TRACED", default=None)  # headers of a request's span
 
 CONNECT_SECONDS = 5.0
-IDLE_SECONDS = 2.0  # before an unused connection is closed: engines close after 5 s
 ANSWER_SECONDS = 30.0  # for questions about the engine itself, which wait for a step of the model
 LOAD_SECONDS = 120.0  # for running answers to end before a load: clients wait 30 s for an answer by default
 LOAD_RATE = 100e6  # bytes of weights per second that the slowest disk delivers
-END_SECONDS = 1.0  # for a stream to close after its [DONE]; its connection can then be used again
 ANSWER_BYTES = 16 << 20  # of one answer: ten thousand tokens with their probabilities take 5 MB
 LINE_BYTES = 1 << 20  # of one event: a token takes less than a thousand bytes
 KEY_LENGTH = 8  # a key of fewer characters is not struck out of what the engine says: it may be a plain word
@@ -53,7 +51,7 @@ class EngineRefused(EngineError):  # noqa: N818 - a verdict
 
 
 class Connection:
-    """An engine's address, and the thread that talks to it."""
+    """An engine's address, and how it is asked."""
 
     def __init__(self, url: str, *, token: str | None = None) -> None:
         try:
@@ -70,25 +68,25 @@ class Connection:
         self._token = token if token and len(token) >= KEY_LENGTH else None
         headers = {"accept-encoding": "identity", "content-type": "application/json"}
         headers |= {"authorization": f"Bearer {token}"} if token else {}
-        self._loop = auto_loop_factory()()
-        thread = threading.Thread(target=self._loop.run_forever, name="tanbr-engine", daemon=True)
-        thread.start()
+        self._loop = _loop()
+        self._running: set[Future[Any]] = set()
         self._http = asyncio.run_coroutine_threadsafe(_session(headers), self._loop).result()
-        self._end = weakref.finalize(self, _close, self._loop, self._http, thread)
 
     def close(self) -> None:
-        """End the thread; those who wait for it get an error."""
-        self._end()
+        """Break off all that runs; those who wait for it get an error."""
+        for one in tuple(self._running):
+            one.cancel()
+        asyncio.run_coroutine_threadsafe(self._http.close(), self._loop).result()
 
     def start(self, work: "Coroutine[Any, Any, Result]") -> "Future[Result]":
-        """Run a coroutine in the thread; cancelling the future ends it."""
-        if not self._end.alive:  # nobody would ever run it
-            work.close()
-            raise EngineLost(f"the connection to {self.url} was closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run a coroutine in the engines' thread; cancelling the future ends it."""
+        started = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._running.add(started)
+        started.add_done_callback(self._running.discard)
+        return started
 
     def call(self, work: "Coroutine[Any, Any, Result]") -> Result:
-        """Run a coroutine in the thread, and wait for it."""
+        """Run a coroutine in the engines' thread, and wait for it."""
         try:
             return self.start(work).result()
         except CancelledError:
@@ -130,9 +128,6 @@ class Connection:
                     raise EngineLost(f"the engine at {self.url} streams a line of more than {LINE_BYTES} bytes")
                 for one in lines:
                     if (data := one.removeprefix(b"data:").strip()) == b"[DONE]":
-                        with suppress(TimeoutError, aiohttp.ClientError):
-                            async with asyncio.timeout(END_SECONDS):
-                                await self._read(answer)
                         return
                     if one.startswith(b"data:"):
                         yield self._json(self._without_key(data), path)
@@ -145,7 +140,13 @@ class Connection:
         answer: aiohttp.ClientResponse | None = None
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._sent(method, path, None if body is None else json.dumps(body).encode())
+                answer = await self._http.request(
+                    method,
+                    URL(self.url + path, encoded=True),
+                    data=None if body is None else json.dumps(body).encode(),
+                    headers=TRACED.get(),
+                    allow_redirects=False,
+                )
                 if "content-encoding" in answer.headers:  # a few bytes could become gigabytes
                     raise EngineLost(f"{self.url}{path} is compressed, and was not to be; is an engine there?")
                 if answer.status != 200:
@@ -154,6 +155,8 @@ class Connection:
                     sentence = f"the engine answers {path} with {answer.status}: {said}"
                     raise kind(sentence, status=answer.status, said=said, body=text)
                 yield answer
+        except RuntimeError:
+            raise EngineLost(f"the connection to {self.url} was closed") from None
         except (aiohttp.ClientError, ConnectionError) as error:
             said = _message(self._without_key(str(error).encode()))
             raise EngineLost(f"no engine answers at {self.url} ({said}); start it there") from None
@@ -161,23 +164,7 @@ class Connection:
             raise EngineLost(f"the engine at {self.url} did not answer {path} in time") from None
         finally:
             if answer is not None:
-                answer.close()  # what was read to its end has given its connection back
-
-    async def _sent(self, method: str, path: str, content: bytes | None) -> aiohttp.ClientResponse:
-        """Send a request; once more, if its connection closes before any of the answer.
-
-        llama-server and vLLM close a connection after five idle seconds, perhaps just as we send.
-        """
-        url = URL(self.url + path, encoded=True)
-        how: Any = {"data": content, "headers": TRACED.get(), "allow_redirects": False}
-        try:
-            return await self._http.request(method, url, **how)
-        except aiohttp.ClientConnectorError:
-            raise  # there is nobody
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if not isinstance(getattr(error, "message", ""), str):  # a part of an answer
-                raise
-        return await self._http.request(method, url, **how)
+                answer.close()
 
     async def _read(self, answer: aiohttp.ClientResponse) -> str:
         said = bytearray()
@@ -215,30 +202,23 @@ def _message(text: str) -> str:
     return " ".join(str(said).split())[:300] or "nothing"
 
 
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Start the thread that talks to all engines, and give its loop."""
+    loop: asyncio.AbstractEventLoop = auto_loop_factory()()
+    threading.Thread(target=loop.run_forever, name="tanbr-engines", daemon=True).start()
+    return loop
+
+
 async def _session(headers: Mapping[str, str]) -> aiohttp.ClientSession:
-    """Make what asks, in its loop."""
+    """Make what asks, in its loop.
+
+    Each request has a connection of its own: engines close idle ones, perhaps just as we send.
+    """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(keepalive_timeout=IDLE_SECONDS, limit=0),
+        connector=aiohttp.TCPConnector(force_close=True, limit=0),
         timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
         auto_decompress=False,
     )
-
-
-def _close(loop: asyncio.AbstractEventLoop, http: aiohttp.ClientSession, thread: threading.Thread) -> None:
-    """Cancel everything in the thread, close the connections there, and end the thread."""
-
-    async def close() -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await http.close()
-        loop.stop()
-
-    if not loop.is_closed():
-        asyncio.run_coroutine_threadsafe(close(), loop)
-        thread.join(CONNECT_SECONDS)
-        if not thread.is_alive():
-            loop.close()

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 
 from tanbr.engines.connection import Connection, EngineError
-from tanbr.engines.merge_files import MergeFile
 from tanbr.errors import ConfigError, TanbrError
 from tanbr.merge import Moe
 from tanbr.merge.sources.alike import weights_of
 from tanbr.merge.sources.source import BASE
 from tanbr.moe.checkpoint import Checkpoint
 from tanbr.moe.text import TextEncoder, positions
+from tanbr.types import Blend
 
 OURS = "tanbr-"  # prefix of every label that we give
 PROBE = "The quick brown fox jumps over 13 lazy dogs."  # that both tokenizers must read alike
@@ -34,11 +34,25 @@ class Served:
     quantised: str | None = None  # how its weights are quantised, if they are
 
 
+@dataclass(frozen=True, eq=False)
+class Merge:
+    """A blend as an engine loads it."""
+
+    label: str  # that no other merge has or had: no cache of the engine and no other server knows it
+    blend: Blend  # (K,)
+    folder: Path  # where it is written, if this engine reads files
+
+
 class Dialect(Connection, ABC):
     """A connection to one kind of engine, and how it is talked to. Every call raises EngineLost or EngineRefused."""
 
-    kind: ClassVar[type[MergeFile]]  # what it loads
     many: ClassVar[bool] = True  # whether it holds several merges side by side, over the base it was started with
+    room = 0  # bytes of a merge that is written for it, at most
+
+    def __init__(self, moe: Moe, url: str, *, token: str | None = None) -> None:
+        """Take what is merged, and the engine's address; InputError if this engine cannot hold blends of it."""
+        super().__init__(url, token=token)
+        self.moe = moe
 
     @abstractmethod
     async def served(self) -> Served:
@@ -53,15 +67,18 @@ class Dialect(Connection, ABC):
         """Ask for the labels of the merges that it holds."""
 
     @abstractmethod
-    async def load(self, merge: MergeFile, label: str) -> None:
-        """Load a merge under a label. No answer mixes old and new weights, and no cache of the old ones is used."""
+    async def load(self, merge: Merge) -> None:
+        """Load a merge. No answer mixes old and new weights, and no cache of the old ones is used."""
 
     @abstractmethod
     def asked(self, body: Mapping[str, Any], label: str) -> dict[str, Any]:
         """Make of a client's request, in OpenAI's form, one that this merge answers."""
 
-    async def fits(self, *, models: int, rank: int) -> None:
-        """Refuse a panel of so many models, or adapters of a `rank`, that it was not started for."""
+    async def fits(self, *, models: int, most: int) -> None:
+        """Refuse a panel of so many models, which blend `most` experts at most, that it was not started for."""
+
+    def write(self, merge: Merge, *, share: float) -> None:
+        """Write a merge to its folder, if the engine reads it there, resting as `Backend.merge` does."""
 
     def turn(self, label: str) -> AbstractAsyncContextManager[None]:  # noqa: ARG002 - most make batches of anything
         """Wait until requests for this merge may be sent."""
@@ -70,7 +87,7 @@ class Dialect(Connection, ABC):
     async def confirm(self, answer: Any, label: str) -> None:
         """Make sure that an answer, of which nobody has heard yet, came from this merge."""
 
-    async def unload(self, label: str) -> None:
+    async def unload(self, merge: Merge) -> None:
         """Forget a merge, whose folder is about to be deleted."""
 
     async def tokens(self, text: str) -> list[int] | None:
@@ -84,14 +101,10 @@ class Dialect(Connection, ABC):
         except (KeyError, TypeError):
             return None
 
-    async def wake(self) -> None:
-        """Resume, if a process that is gone has left the engine paused."""
 
-
-def check_same(moe: Moe, encode: TextEncoder, engine: Dialect) -> Served:
+def check_same(engine: Dialect, encode: TextEncoder) -> Served:
     """Ask the engine what it serves; refuse another model, as far as the engine tells, before any weights are sent."""
-    served = engine.call(engine.served())
-    where = f"the engine at {engine.url}"
+    moe, served, where = engine.moe, engine.call(engine.served()), f"the engine at {engine.url}"
     _check_tensors(moe, served, where, same=engine.many)
     longest = positions(moe.path)
     if served.positions is not None and longest is not None and served.positions > longest:

@@ -8,39 +8,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from tanbr.engines.connection import EngineLost, EngineRefused
-from tanbr.engines.dialect import Dialect, Served
-from tanbr.engines.merge_files import MergeFile
+from tanbr.engines.dialect import Dialect, Merge, Served
 from tanbr.errors import InputError
 from tanbr.merge import Moe
 from tanbr.merge.sources.one_adapter import joinable
-from tanbr.types import Blend
 
 ROUTE = "/lora-adapters"
-
-
-class ScalesFile(MergeFile):
-    """The scales of a blend, as the server takes them: no file at all."""
-
-    def __init__(self, moe: Moe, folder: Path) -> None:
-        super().__init__(moe, folder)
-        self._factors = _factors(moe)
-        self.scales: list[dict[str, float]] = []  # (K,)
-
-    @staticmethod
-    def room(moe: Moe) -> int:
-        """Refuse what no scales express; they take nothing."""
-        _factors(moe)
-        return 0
-
-    def _write(self, moe: Moe, blend: Blend, share: float) -> None:  # noqa: ARG002 - nothing is merged
-        factors = enumerate(self._factors)  # the base's share, the last, is nothing to load
-        self.scales = [{"id": k, "scale": float(blend[k]) * factor} for k, factor in factors]
 
 
 def _factors(moe: Moe) -> list[float]:
@@ -65,10 +43,9 @@ def _factors(moe: Moe) -> list[float]:
 class LlamaCpp(Dialect):
     """The calls of llama-server. Nothing is ever loaded: a label stands for scales that go with each request."""
 
-    kind: ClassVar[type[MergeFile]] = ScalesFile
-
-    def __init__(self, url: str, *, token: str | None = None) -> None:
-        super().__init__(url, token=token)
+    def __init__(self, moe: Moe, url: str, *, token: str | None = None) -> None:
+        self._factors = _factors(moe)  # (K,), without the base
+        super().__init__(moe, url, token=token)
         self._scales: dict[str, list[dict[str, float]]] = {}  # label → (K,)
         self._files: list[str] = []  # base and adapters that it was found with
         self._turns = Turns()
@@ -85,28 +62,31 @@ class LlamaCpp(Dialect):
         """Make the body of a call to /tokenize."""
         return {"content": text, "add_special": True}
 
+    async def fits(self, *, models: int, most: int) -> None:  # noqa: ARG002 - scales cost nothing
+        """Look at the server's files."""
+        self._files = await self._found()
+        if len(self._files) - 1 != len(self._factors):
+            raise EngineRefused(
+                f"the engine has {len(self._files) - 1} adapters, and {len(self._factors)} experts are blended; start "
+                "llama-server with --lora for each of them, in their order"
+            )
+
     async def held(self) -> Collection[str]:
         """Give every label; refuse a server with other files than it was found with: it has taken the first's place."""
         found = await self._found()
-        if self._files not in ([], found):
+        if found != self._files:
             had = ", ".join(self._files)
             raise EngineRefused(f"the engine has {', '.join(found)}, and had {had}; start it as before")
         return list(self._scales)
 
-    async def load(self, merge: ScalesFile, label: str) -> None:  # type: ignore[override]
-        """Keep the scales, which go with each request; the first time, look at the server's files."""
-        scales, found = merge.scales, self._files or await self._found()
-        if len(found) - 1 != len(scales):
-            raise EngineRefused(
-                f"the engine has {len(found) - 1} adapters, and {len(scales)} experts are blended; start llama-server "
-                "with --lora for each of them, in their order"
-            )
-        self._files = found
-        self._scales[label] = scales
+    async def load(self, merge: Merge) -> None:
+        """Keep the scales, which go with each request; of the base's share, the last, there is nothing to load."""
+        factors = enumerate(self._factors)
+        self._scales[merge.label] = [{"id": k, "scale": float(merge.blend[k]) * factor} for k, factor in factors]
 
-    async def unload(self, label: str) -> None:
+    async def unload(self, merge: Merge) -> None:
         """Forget the scales."""
-        self._scales.pop(label, None)
+        self._scales.pop(merge.label, None)
 
     def asked(self, body: Mapping[str, Any], label: str) -> dict[str, Any]:
         """Name the scales. The server's prompt cache goes by tokens, whatever the scales were: compute all of it."""

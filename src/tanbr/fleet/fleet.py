@@ -15,10 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tanbr.errors import StateError
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.ids import RequestIds
-from tanbr.serve.lineage import MadeFor
 from tanbr.serve.panel import Assignment, Message
 from tanbr.serve.records import ServiceError, ServiceInfo
 from tanbr.serve.store import Store
@@ -54,16 +52,6 @@ class Proposal:
     blends: FloatArray  # (G, K)
 
 
-@dataclass(frozen=True)
-class Hello:
-    """A replica asks to join the fleet; also after a learner's restart."""
-
-    member: str  # a name that no other replica has or had
-    made_for: MadeFor  # its own checkpoint; without tasks
-    at: int | None = None  # slot of the order that it follows; None: of none yet
-    answering: bool = False
-
-
 @dataclass(frozen=True, eq=False)
 class Welcome:
     """All that a replica needs beside the checkpoint's files."""
@@ -80,11 +68,10 @@ class Welcome:
 class Report:
     """Which order a replica follows, and what it answered since the last report that was taken."""
 
-    member: str
-    at: int | None  # slot of the order that it follows
-    answering: bool
-    prepared: int | None = None  # number of the proposal that it has ready
-    failed: tuple[int, str] | None = None  # number of the proposal that it cannot make ready, and why
+    member: str  # a name that no other replica has or had
+    at: int | None = None  # slot of the order that it follows; None: of none yet
+    answering: bool = False
+    tried: tuple[int, str] = (0, "")  # number of the last proposal that it made ready, or why it could not
     number: int = 0  # of the newest message
     messages: tuple[Message, ...] = ()  # all that are not known to be taken
     waiting: int = 0  # texts that wait for an answer
@@ -95,15 +82,14 @@ class Report:
 
     def settled(self, proposal: int) -> bool:
         """Whether the replica has a proposal ready, or cannot make it ready."""
-        return proposal in (self.prepared, self.failed and self.failed[0])
+        return self.tried[0] == proposal
 
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """What a replica is to do; an empty reply means: report again."""
+    """What a replica is to do, now that its messages are taken; an empty reply means: report again."""
 
     known: bool = True  # False: it must say hello first
-    taken: int = 0  # number of the newest message that the learner has
     order: Order | None = None  # to follow now
     proposal: Proposal | None = None  # to make ready
     answer: bool | None = None  # True: begin to answer; False: answer nobody until told; None: as before
@@ -129,10 +115,13 @@ class Member:
     last: Report  # what it said last, or as much as is known
     heard: float  # when
     here: bool = False  # whether it has said hello to this learner
-    wanted: bool = False  # whether it should report at once
-    reports: int = 0
     number: int = 0  # of the newest message that was taken
     asked: Future[Reply] = field(default_factory=Future, repr=False)
+
+    def reply(self, reply: Reply) -> None:
+        """Answer what it asked, unless that is done."""
+        if not self.asked.done() and self.asked.set_running_or_notify_cancel():
+            self.asked.set_result(reply)
 
 
 class Fleet:
@@ -157,11 +146,8 @@ class Fleet:
 
     def open(self, store: Store) -> None:
         """Begin with the replicas that the store remembers: they may be answering."""
-        try:
-            names = [str(name) for name in json.loads(store.meta(KEY) or "[]")]
-        except (ValueError, TypeError) as error:
-            raise StateError(f"{store.folder} lists no replicas ({error}); restore it from a copy") from None
         self._store, now = store, self._clock()
+        names = json.loads(store.meta(KEY) or "[]")
         self._members = {name: Member(True, Report(name, None, True), now) for name in names}
 
     @property
@@ -184,24 +170,19 @@ class Fleet:
 
     # Called by replicas.
 
-    def hello(self, hello: Hello) -> Order:
+    def hello(self, report: Report) -> Order:
         """Take a replica in, or in again; give the order that it is to follow before it answers."""
         with self._changed:
-            order, known = self.order, self._members.get(hello.member)
-            member = Member(
-                hello.answering and _near(order, hello.at),
-                Report(hello.member, hello.at, False),
+            order, known = self.order, self._members.get(report.member)
+            if known is None:
+                self._write_down(*self._members, report.member)  # before it may answer
+            self._members[report.member] = Member(
+                report.answering and _near(order, report.at),
+                replace(report, answering=False),
                 self._clock(),
                 here=True,
                 number=known.number if known is not None and known.here else 0,
             )
-            self._members[hello.member] = member
-            if known is None:
-                try:
-                    self._write_down()
-                except BaseException:
-                    del self._members[hello.member]  # a replica that is not written down must not answer
-                    raise
             self._changed.notify_all()
             return order
 
@@ -217,18 +198,12 @@ class Fleet:
                 take(message)
             member.number = max(member.number, report.number)
             member.last, member.answering = report, member.answering or report.answering
-            member.heard, member.reports, member.wanted = self._clock(), member.reports + 1, False
+            member.heard = self._clock()
             member.asked.cancel()  # nobody waits any more for an answer to an earlier report
             member.asked = Future()
             self._answer(member)
             self._changed.notify_all()
             return member.asked
-
-    def idle(self, name: str) -> Reply:
-        """Answer a replica that has waited long enough for something to do."""
-        with self._changed:
-            member = self._members.get(name)
-            return Reply(known=False) if member is None or not member.here else Reply(taken=member.number)
 
     def leave(self, report: Report, take: Callable[[Message], None]) -> None:
         """Take the last report of a replica that no longer answers."""
@@ -249,12 +224,9 @@ class Fleet:
             reply = Reply(answer=True)
         elif proposal is not None and not last.settled(proposal.number):
             reply = Reply(proposal=proposal)
-        elif member.wanted:
-            reply = Reply()
         else:
             return
-        if not member.asked.done() and member.asked.set_running_or_notify_cancel():
-            member.asked.set_result(replace(reply, taken=member.number))
+        member.reply(reply)
 
     # Called by the learner.
 
@@ -272,8 +244,8 @@ class Fleet:
             try:
                 self._until(lambda one: one.last.settled(number))
                 answering = self._answering()
-                failed = {name: one.last.failed for name, one in answering.items()}
-                whys = {name: one[1] for name, one in failed.items() if one is not None and one[0] == number}
+                tried = {name: one.last.tried for name, one in answering.items()}
+                whys = {name: why for name, (last, why) in tried.items() if last == number and why}
                 if whys and len(whys) == len(answering):
                     raise ServiceError(f"no replica can merge it: {next(iter(whys.values()))}")
                 for name, why in whys.items():
@@ -300,12 +272,10 @@ class Fleet:
     def gather(self, seconds: float) -> None:
         """Have every replica report what it answered up to now, as far as that takes no longer than `seconds`."""
         with self._changed:
-            had = {name: one.reports for name, one in self._members.items() if one.here}
-            for name in had:
-                self._members[name].wanted = True
-            self._answer_all()
-            members = self._members
-            self._in_time(lambda: all(n not in members or members[n].reports > k for n, k in had.items()), seconds)
+            since, asked = self._clock(), [one for one in self._members.values() if one.here]
+            for one in asked:
+                one.reply(Reply())
+            self._in_time(lambda: all(one.heard > since for one in asked if self._knows(one)), seconds)
 
     def look(self) -> None:
         """Forget replicas that are silent and dead."""
@@ -346,13 +316,16 @@ class Fleet:
     def _drop(self, name: str) -> None:
         if (member := self._members.pop(name, None)) is not None:
             member.asked.cancel()
-        self._write_down()
+        self._write_down(*self._members)
         self._changed.notify_all()
 
-    def _write_down(self) -> None:
-        """Write the names to disk: a learner that starts again knows whom it must wait for."""
+    def _write_down(self, *names: str) -> None:
+        """Write names to disk: a learner that starts again knows whom it must wait for."""
         if self._store is not None:
-            self._store.set_meta(KEY, json.dumps(sorted(self._members)))
+            self._store.set_meta(KEY, json.dumps(sorted(names)))
+
+    def _knows(self, member: Member) -> bool:
+        return self._members.get(member.last.member) is member
 
     def _answering(self) -> dict[str, Member]:
         return {name: one for name, one in self._members.items() if one.answering}

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tanbr.errors import StateError
-from tanbr.fleet.fleet import Fleet, Hello, Machine, Order, Reply, Report, Welcome
+from tanbr.fleet.fleet import Fleet, Machine, Order, Reply, Report, Welcome
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
-from tanbr.serve.lineage import made_for
+from tanbr.serve.lineage import MadeFor, made_for
 from tanbr.serve.panel import Assignment, Panel, Staged
 from tanbr.serve.records import Feedback, Receipt, ServiceState
 from tanbr.serve.service import Service
@@ -75,15 +75,15 @@ class LearnerHost:
         self._made_for = made_for(self.service.learning.world.engine.moe, ())
         self.service.start()
 
-    def hello(self, hello: Hello) -> Welcome:
-        """Take a replica in; refuse one that would merge other weights."""
+    def hello(self, report: Report, made_for: MadeFor) -> Welcome:
+        """Take a replica in; refuse one that would merge other weights. Its own `made_for` names no tasks."""
         for name in ("checkpoint", "method", "experts"):
-            mine, theirs = getattr(self._made_for, name), getattr(hello.made_for, name)
+            mine, theirs = getattr(self._made_for, name), getattr(made_for, name)
             if mine != theirs:
                 raise StateError(
                     f"this replica has {name} {theirs}, and the learner {mine}: give all of them the same checkpoint"
                 )
-        order, service = self.fleet.hello(hello), self.service
+        order, service = self.fleet.hello(report), self.service
         return Welcome(
             order, service.ids, service.learning.world.config, service.info, service.tasks, service.client_secret
         )

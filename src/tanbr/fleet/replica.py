@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tanbr.errors import StateError, TanbrError
-from tanbr.fleet.fleet import Hello, Order, Proposal, Reply, Report, Welcome
+from tanbr.fleet.fleet import Order, Proposal, Reply, Report, Welcome
 from tanbr.merge import Moe
 from tanbr.serve.engine import Engine
 from tanbr.serve.jobs import Job
 from tanbr.serve.lineage import MadeFor, made_for
-from tanbr.serve.panel import Answers, Message, Staged
+from tanbr.serve.panel import Message, Staged
 from tanbr.serve.queue import Queue
 from tanbr.serve.records import ServiceError, Stopping
 from tanbr.serve.service import ANSWERING_SHARE, SWITCH_SECONDS
@@ -28,7 +28,7 @@ RETRY = 0.2  # seconds before a learner that did not answer is asked again
 REST = 0.02  # least seconds between two reports
 JOIN = 30.0  # seconds, at most, that a start waits for the learner to let it answer
 Learner: TypeAlias = Callable[..., Any]  # `LearnerHost.call`, from afar; raises LearnerGone where there is none
-KEPT = 20_000  # requests that are kept while no learner takes them; the oldest go first
+KEPT = 5_000  # batches of answers that are kept while no learner takes them; the oldest go first
 
 
 class LearnerGone(ServiceError):  # noqa: N818 - it will be back
@@ -40,18 +40,14 @@ class ReportBox:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._messages: deque[Message] = deque()
+        self._messages: deque[Message] = deque(maxlen=KEPT)
         self._number = 0  # of the newest
-        self._held = 0  # requests in all
 
     def put(self, message: Message) -> None:
         """Take a message; quick, never blocks."""
         with self._lock:
             self._messages.append(message)
             self._number += 1
-            self._held += _requests(message)
-            while self._held > KEPT and len(self._messages) > 1:
-                self._held -= _requests(self._messages.popleft())
 
     def untaken(self) -> tuple[int, tuple[Message, ...]]:
         """Give the newest message's number, and all that are not taken."""
@@ -62,11 +58,7 @@ class ReportBox:
         """Forget the messages up to a number: the learner has them."""
         with self._lock:
             while self._messages and self._number - len(self._messages) < number:
-                self._held -= _requests(self._messages.popleft())
-
-
-def _requests(message: Message) -> int:
-    return len(message.ids) if isinstance(message, Answers) else 1
+                self._messages.popleft()
 
 
 class Link:
@@ -89,7 +81,7 @@ class Link:
         self.at: int | None = None  # slot of the order that is followed
         self.answering = False
         self._prepared: tuple[Proposal, list[Staged]] | None = None
-        self._failed: tuple[int, str] | None = None
+        self._tried = 0, ""  # number of the last proposal, and why it could not be made ready
         self._stopping = threading.Event()
         self.faults: tuple[str, ...] = ()  # why this replica cannot follow any more
         self._thread = threading.Thread(target=self._run, name="tanbr-link", daemon=True)
@@ -115,11 +107,12 @@ class Link:
 
     def step(self) -> None:
         """Report once, and do what the learner says."""
-        reply: Reply = self._learner("ask", self._report())
+        report = self._report()
+        reply: Reply = self._learner("ask", report)
         if not reply.known:
             self._greet()
             return
-        self._box.taken(reply.taken)
+        self._box.taken(report.number)
         if reply.answer is False:
             self.answering = False
         if reply.order is not None:
@@ -145,12 +138,12 @@ class Link:
 
     def _prepare(self, proposal: Proposal) -> None:
         self._engine.discard()
-        self._prepared = None
+        self._prepared, self._tried = None, (proposal.number, "")
         try:
             self._prepared = proposal, self._merged(proposal)
         except Exception as error:  # the files, the memory: what answers goes on, and the learner decides
             self._engine.discard()
-            self._failed = proposal.number, f"{type(error).__name__}: {error}"
+            self._tried = proposal.number, f"{type(error).__name__}: {error}"
 
     def _merged(self, wanted: Order | Proposal) -> list[Staged]:
         pairs = zip(wanted.blends, wanted.versions, strict=True)
@@ -158,25 +151,16 @@ class Link:
 
     def _greet(self) -> None:
         """Say hello to a learner that does not know this replica."""
-        welcome: Welcome = self._learner("hello", Hello(self._member, self._made_for, self.at, self.answering))
+        welcome: Welcome = self._learner("hello", Report(self._member, self.at, self.answering), self._made_for)
         if self.at is None or not 0 <= welcome.order.slot - self.at <= 1:
             self.answering = False
         self._renewed(welcome)
-        self._failed = self._prepared = None  # their numbers were another learner's
+        self._prepared, self._tried = None, (0, "")  # its number was another learner's
         self._engine.discard()
 
     def _report(self) -> Report:
         number, messages = self._box.untaken()
-        return Report(
-            self._member,
-            self.at,
-            self.answering,
-            prepared=None if self._prepared is None else self._prepared[0].number,
-            failed=self._failed,
-            number=number,
-            messages=messages,
-            waiting=self._depth(),
-        )
+        return Report(self._member, self.at, self.answering, self._tried, number, messages, self._depth())
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -219,7 +203,7 @@ class ReplicaService(Queue):
         Raises StateError where the learner has another checkpoint, and LearnerGone where there is none.
         """
         mine = made_for(moe, ())
-        welcome: Welcome = learner("hello", Hello(member, mine))
+        welcome: Welcome = learner("hello", Report(member), mine)
         self.learner, self.info, self.client_secret = learner, welcome.info, welcome.secret
         workers, threads = welcome.config.workers or cpus, welcome.config.threads or 1
         config = welcome.config.model_copy(update={"workers": workers, "threads": threads})

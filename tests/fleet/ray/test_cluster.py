@@ -17,7 +17,7 @@ import pytest
 from serve.serving import TEXTS
 from serve.serving import until as until_within
 from tanbr.errors import StateError
-from tanbr.fleet.fleet import Hello
+from tanbr.fleet.fleet import Report
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.lineage import MadeFor
 from tanbr.serve.store import Store
@@ -61,32 +61,23 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ray") / "state"
-
-
-@pytest.fixture(scope="module")
-def config(state: Path) -> ClusterConfig:
+def config(tmp_path_factory: pytest.TempPathFactory) -> ClusterConfig:
+    folder = tmp_path_factory.mktemp("ray")
+    (folder / "admin").write_text(ADMIN)
     serve = ServeConfig(slot_seconds=3600.0, explore="always", merge_share=1.0)
-    return ClusterConfig(state=state, replicas=2, http=HttpConfig(port=PORT), serve=serve)
+    return ClusterConfig(
+        state=folder / "state", replicas=2, http=HttpConfig(port=PORT), serve=serve, admin_token_file=folder / "admin"
+    )
 
 
 @pytest.fixture(scope="module")
-def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("token") / "admin"
-    file.write_text(ADMIN)
-    return file
-
-
-@pytest.fixture(scope="module")
-def cluster(config: ClusterConfig, token: Path) -> Iterator[Client]:
+def cluster(config: ClusterConfig) -> Iterator[Client]:
     """A cluster of its own, which is stopped at the end: all must be saved then."""
     stop, ready, saved = threading.Event(), threading.Event(), []
-    whole = config.model_copy(update={"admin_token_file": token})
 
     def serving() -> None:
         try:
-            saved.append(run(whole, address="local", stop=stop, ready=lambda *_: ready.set()))
+            saved.append(run(config, address="local", stop=stop, ready=lambda *_: ready.set()))
         finally:
             ready.set()
 
@@ -113,8 +104,7 @@ class Load:
 
     def __init__(self, client: Client) -> None:
         self.client, self.acknowledged, self.repeated, self.versions = client, [], 0, set()  # type: ignore[var-annotated]
-        self.stop = threading.Event()
-        self.errors: list[BaseException] = []
+        self.stop, self.ended = threading.Event(), False
         self.thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "Load":
@@ -124,14 +114,12 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self.stop.set()
         self.thread.join()
-        assert self.errors == []
+        assert self.ended
 
     def _run(self) -> None:
-        try:
-            while not self.stop.is_set():
-                self.round()
-        except BaseException as error:
-            self.errors.append(error)
+        while not self.stop.is_set():
+            self.round()
+        self.ended = True
 
     def round(self) -> None:
         answer = self.client("/v1/classify", {"inputs": TEXTS[:4]})
@@ -156,13 +144,7 @@ def test_both_replicas_answer_and_take_over_a_new_blend(cluster: Client, config:
     assert cluster("/v1/state", post=False)["merge_version"] == pinned["merge_version"]
 
 
-def test_a_label_waits_for_the_answer_it_is_about(cluster: Client) -> None:
-    output = cluster("/v1/classify", {"inputs": [TEXTS[0]]})["outputs"][0]
-    given = {"request_id": output["request_id"], "task": "sentiment", "label": "positive"}
-    assert cluster("/v1/feedback", {"feedback": [given]})["accepted"] == 1
-
-
-def test_kills_lose_nothing_that_was_acknowledged(cluster: Client, config: ClusterConfig, state: Path) -> None:
+def test_kills_lose_nothing_that_was_acknowledged(cluster: Client, config: ClusterConfig) -> None:
     with Load(cluster) as load:
         until(lambda: len(load.acknowledged) >= 8)
         for _ in range(2):
@@ -182,13 +164,12 @@ def test_kills_lose_nothing_that_was_acknowledged(cluster: Client, config: Clust
     cluster("/v1/admin/slot")
     copy = cluster("/v1/slots?limit=1000", post=False)["slots"]
     told = sum(sum(slot["counts"]) for slot in copy if slot["told"])
-    labelled = 1  # of the test before
-    assert abs(told - len(load.acknowledged) - labelled) < 0.5, (told, len(load.acknowledged))
+    assert abs(told - len(load.acknowledged)) < 0.5, (told, len(load.acknowledged))
     assert len(load.acknowledged) == len(set(load.acknowledged))
     assert len(load.versions) > 1
 
 
-def test_a_rolling_restart_loses_no_request(cluster: Client, config: ClusterConfig, token: Path) -> None:
+def test_a_rolling_restart_loses_no_request(cluster: Client, config: ClusterConfig) -> None:
     """New settings of the replicas: Ray Serve starts others, and ends the old ones when they have answered."""
     before = {name for name, _, _ in members(config)}
     refused: list[tuple[int, Any]] = []
@@ -204,7 +185,7 @@ def test_a_rolling_restart_loses_no_request(cluster: Client, config: ClusterConf
     thread.start()
     try:
         http = config.http.model_copy(update={"stop_seconds": config.http.stop_seconds + 1})
-        changed = config.model_copy(update={"admin_token_file": token, "http": http})
+        changed = config.model_copy(update={"http": http})
         ray_serve.run(app(changed), name=config.name, route_prefix="/")
         until(lambda: len(members(config)) == 2 and before.isdisjoint(name for name, _, _ in members(config)))
     finally:
@@ -215,7 +196,7 @@ def test_a_rolling_restart_loses_no_request(cluster: Client, config: ClusterConf
 
 def test_another_checkpoint_and_a_second_learner_are_refused(cluster: Client, config: ClusterConfig) -> None:
     with pytest.raises(StateError, match="this replica has checkpoint other"):
-        RayLearner(config)("hello", Hello("stranger", MadeFor((), ("a",) * 8, "average", "other")))
+        RayLearner(config)("hello", Report("stranger"), MadeFor((), ("a",) * 8, "average", "other"))
     with pytest.raises(StateError, match="in use by another server"):
         Store(config.state)
     second = config.model_copy(update={"name": "second"})

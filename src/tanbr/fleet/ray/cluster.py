@@ -1,7 +1,6 @@
 """The application on a Ray cluster, its replicas, and its life from the command line."""
 
 import contextlib
-import ipaddress
 import os
 import threading
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from tanbr.serve.records import ServiceError, ServiceInfo, ServiceState
 from tanbr.serve.web import logs
 from tanbr.serve.web.app import create_app
 from tanbr.serve.web.auth import Tokens
+from tanbr.serve.web.entrance import LOOPBACK
 from tanbr.serve.web.metrics import Metrics
 
 HEALTH = 2.0  # seconds between two looks at a replica's health
@@ -31,8 +31,8 @@ JOIN = 120.0  # seconds for a replica to reach the learner
 class Replica:
     """What Ray Serve starts, looks after and sends requests to: the HTTP application around a `ReplicaService`."""
 
-    def __init__(self, config: ClusterConfig, tokens: Tokens, loopback: bool) -> None:
-        self._config, self._tokens, self._loopback = config, tokens, loopback
+    def __init__(self, config: ClusterConfig, tokens: Tokens) -> None:
+        self._config, self._tokens = config, tokens
         logs.to_stream()
         method = config.serve.method if "method" in config.serve.model_fields_set else None
         moe = opened(
@@ -58,7 +58,7 @@ class Replica:
             config=self._config.http,
             tokens=self._tokens,
             metrics=metrics,
-            loopback=self._loopback,
+            loopback=self._config.http.host in LOOPBACK,
             seconds_to_stop=lambda: float(self._config.http.stop_seconds),
         )
 
@@ -83,14 +83,7 @@ def app(args: ClusterConfig) -> Any:
         ray_actor_options={"num_cpus": config.cpus},
         logging_config={"enable_access_log": False},  # our own log has requests, if they are wanted
     )
-    return deployment.bind(config, tokens, _is_loopback(config.http.host))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return deployment.bind(config, tokens)
 
 
 def _joined(address: str | None, *, cpus: int) -> bool:

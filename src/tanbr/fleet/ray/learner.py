@@ -13,6 +13,7 @@ from pydantic import Field
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from tanbr.errors import StateError, TanbrError
+from tanbr.fleet.fleet import Reply
 from tanbr.fleet.learner import LearnerHost
 from tanbr.fleet.replica import LearnerGone
 from tanbr.monitor.config import MonitorConfig
@@ -114,7 +115,7 @@ class LearnerActor:
         if waiting.done() and not waiting.cancelled():
             return waiting.result()
         waiting.cancel()
-        return host.fleet.idle(report.member)
+        return Reply()
 
     async def members(self) -> list[tuple[str, int | None, bool]]:
         """Name the replicas, with the slot of the order that each follows, and whether it may be answering."""
