@@ -7,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from tanbr.cli.display import console, fitted, progress
-from tanbr.cli.options import Device, command_line, examples
+from tanbr.cli.options import command_line, examples
 from tanbr.cli.stopping import keeps
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ def reproduce(
     t5: Annotated[Path | None, Option("--t5", help="Folder of a T5-MoE. At tiny: the embedded one.")] = None,
     data: Annotated[Path | None, Option(help="GLUE's folder. At tiny: the generated tasks.")] = None,
     tagged: Annotated[bool, Option("--tagged", help="The T5's texts name their task, as the paper's do.")] = False,
-    device: Device = "cpu",
     dry_run: Annotated[bool, Option("--dry-run", help="Only list what is to run, and what it took before.")] = False,
 ) -> None:
     """Reproduce the paper's tables and figures, and report claim by claim what holds. Resumes where it stopped."""
@@ -46,7 +45,7 @@ def reproduce(
 
     torch.set_num_threads(1)  # as the jobs run
     wanted = reproduction.chosen(parts or [])
-    setup = Setup(named(scale), out, model=model, t5=t5, data=data, tagged=tagged, device=device)
+    setup = Setup(named(scale), out, model=model, t5=t5, data=data, tagged=tagged)
     if dry_run:
         took = reproduction.MINUTES.get(scale, {})
         cells = [

@@ -153,7 +153,6 @@ def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
     counts = Counter(claim["verdict"] for part in parts for claim in part["claims"])
     needed = {need for part in found.parts for need in part.needs}
     python = f"Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}"
-    elsewhere = "".join(f", models on {device}" for device in setup.timed_on.values())
     in_part = f" in part ({scale}): {', '.join(found.findings)}" if not_run else f" ({scale})"
     return {
         "title": f"The paper, reproduced{in_part}",
@@ -165,7 +164,7 @@ def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
         "not_run": [{"title": part.title, "command": _command(part, setup)} for part in not_run],
         "models": [f"BERT-MoE {setup.name_of('model')}"] * ("model" in needed)
         + [f"T5-MoE {setup.name_of('t5')}"] * ("t5" in needed),
-        "machine": f"{os.cpu_count()} cores ({platform.machine()}), {python}, one thread{elsewhere}",
+        "machine": f"{os.cpu_count()} cores ({platform.machine()}), {python}, one thread",
         "counts": [(verdict, MARKS[verdict], counts[verdict]) for verdict in VERDICTS],
         "minutes": sum(kept.seconds for kept in found.kept.values()) / 60,
         "parts": parts,
@@ -181,5 +180,5 @@ def _command(part: Part, setup: Setup) -> str:
     """Give the command that runs a part, with the options it needs; folders are left to the reader."""
     needs = () if setup.embedded else part.needs
     tagged = ["--tagged"] if setup.tagged and "t5" in part.needs else []
-    words = [f"--{need} {need.upper()}" for need in needs] + [f"--device {name}" for name in setup.timed_on.values()]
+    words = [f"--{need} {need.upper()}" for need in needs]
     return " ".join(["tanbr reproduce", part.name, "--scale", setup.scale.name, *words, *tagged])

@@ -4,9 +4,9 @@ Then it writes answers to a stream of untagged requests, with neither model nor 
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,12 @@ from tanbr.lab.jobs import Job, Tick
 from tanbr.lab.paper import claim
 from tanbr.lab.paper.claim import OURS, Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.setup import Setup
-from tanbr.lab.paper.table1 import work_time
 from tanbr.lab.pictures import bar_chart, line_chart, smooth
 from tanbr.lab.rivals import FixedBlend
 from tanbr.lab.simulate import served
 from tanbr.lab.tasks import traffic
 from tanbr.lab.tasks.traffic import Traffic
 from tanbr.lab.train import finetune
-from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.finetune import MergedTuner, Tuner
 from tanbr.lab.train.objectives import Objective, TextToText
 from tanbr.lab.train.run import Curve
@@ -36,7 +34,6 @@ from tanbr.loop.choose import StartBlend
 from tanbr.monitor.config import MonitorConfig
 from tanbr.router.config import PaperModeConfig, RouterConfig
 from tanbr.tasks.metrics import Answer
-from tanbr.tasks.rows import Row
 from tanbr.types import FloatArray, Text
 
 RIVALS = {"nucb": "NUCB", "rl": "RL", "switch": "Switch", "smear": "SMEAR"}
@@ -77,67 +74,31 @@ def job(setup: Setup, router: str, seed: int, *, name: str = "", serve: bool = T
         "requests": setup.scale.requests,
         "least_answers": setup.scale.least_answers,
         **paper_mode,
-        **setup.timed_on,
     }
-    tuning = tuning.model_copy(update={"device": setup.device})
     choosing = RouterConfig(paper=PaperModeConfig.model_validate(paper_mode))
-    run = partial(_tune, setup, router, tuning, choosing, setup.out / "work" / called, serve)
+
+    def run(tick: Tick) -> dict[str, Any]:
+        (rows, unseen), out = setup.tuning_rows, setup.out / "work" / called
+
+        def report(phase: str, done: int, _: int, note: str) -> None:
+            tick(min(done, tuning.steps), tuning.steps + 1, f"{phase} {note}")
+
+        found = finetune.run(
+            setup.t5_moe.path, router, tasks=setup.tasks, rows=rows, unseen=unseen, tuning=tuning, choosing=choosing,
+            out=out, report=report, command="tanbr reproduce", tagged=setup.tagged,
+            also=partial(_serve, setup, seed) if serve else None,
+        )  # fmt: skip
+        steps, losses = Curve(out / router / "tuned.state").series("batch")
+        return {
+            "steps": steps, "losses": np.round(losses, 4), "seconds_per_step": found["cpu_seconds_per_step"],
+            "served": found.get("also"),
+        }  # fmt: skip
+
     return Job(called, run, facts)
 
 
-def _tune(
-    setup: Setup, router: str, tuning: Tuning, choosing: RouterConfig, out: Path, serve: bool, tick: Tick
-) -> dict[str, Any]:
-    rows, unseen = setup.tuning_rows
-    steps = tuning.steps
-    ticks: list[float] = []
-
-    def report(phase: str, done: int, _: int, note: str) -> None:
-        if phase.startswith("finetune"):
-            ticks.append(work_time(setup.t5_moe.device))
-        tick(min(done, steps), steps + 1, f"{phase} {note}")
-
-    found = finetune.run(
-        setup.t5_moe.path, router, tasks=setup.tasks, rows=rows, unseen=unseen, tuning=tuning, choosing=choosing,
-        out=out, report=report, command="tanbr reproduce", tagged=setup.tagged,
-        also=partial(_serve, setup, tuning.seed) if serve else None,
-    )  # fmt: skip
-    at, losses = Curve(out / router / "tuned.state").series("batch")
-    seconds = float(np.median(np.diff(ticks))) if len(ticks) > 1 else None
-    return {
-        "steps": list(at), "losses": np.round(losses, 4), "seconds_per_step": seconds,
-        "served": found.get("also"),
-    }  # fmt: skip
-
-
-class TunedServer:
-    """A tuned tuner that writes its answers; texts name their task if it was tuned so."""
-
-    def __init__(self, tuner: Tuner, objective: TextToText, row_of: Mapping[Text, Row], *, batch: int) -> None:
-        self._tuner, self._objective, self._row_of, self._batch = tuner, objective, row_of, batch
-        self._device = tuner.model.device
-        self.answer_seconds: list[float] = []  # of each whole batch, as `work_time` counts
-        self.merge_seconds: list[float] = []
-
-    def respond(self, blends: FloatArray, _: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
-        """Merge the one blend (1, K), where there is one to merge, and write an answer to each text."""
-        started = work_time(self._device)
-        self._tuner.settle(blends[0])
-        self.merge_seconds.append(work_time(self._device) - started)
-        found: list[Answer] = []
-        for start in range(0, len(texts), self._batch):
-            rows = [self._row_of[text] for text in texts[start : start + self._batch]]
-            batch = self._objective.encode(rows).to(self._device)
-            started = work_time(self._device)
-            with torch.inference_mode():
-                found += self._objective.written(self._tuner.model, batch)
-            if len(rows) == self._batch:
-                self.answer_seconds.append(work_time(self._device) - started)
-        return found
-
-
 def _serve(setup: Setup, seed: int, tuner: Tuner, objective: Objective) -> dict[str, Any]:
-    """Let what was tuned answer a stream whose mix moves."""
+    """Let what was tuned write answers to a stream whose mix moves; texts name their task if it was tuned so."""
     if not isinstance(objective, TextToText):
         raise CheckpointError(f"{setup.t5_moe.path} answers by a head; --t5 must name a T5-MoE, which writes")
     scale, corpus = setup.scale, setup.corpus
@@ -146,18 +107,35 @@ def _serve(setup: Setup, seed: int, tuner: Tuner, objective: Objective) -> dict[
     )
     stream = Traffic(pools=corpus.stream, mixes=mixes, requests=scale.requests, seed=SERVED_SEED + seed)
     row_of = {row.text: row for rows in corpus.stream.values() for row in rows}
-    server = TunedServer(tuner, objective, row_of, batch=min(32, scale.requests))
+    size, answering, merging = min(32, scale.requests), [], []  # rows of a batch; seconds of CPU time
+
+    def respond(blends: FloatArray, _: NDArray[np.intp], texts: Sequence[Text]) -> list[Answer]:
+        """Merge the one blend (1, K), where there is one to merge, and write an answer to each text."""
+        began = time.process_time()
+        tuner.settle(blends[0])
+        merging.append(time.process_time() - began)
+        found: list[Answer] = []
+        for start in range(0, len(texts), size):
+            batch = objective.encode([row_of[text] for text in texts[start : start + size]])
+            began = time.process_time()
+            with torch.inference_mode():
+                found += objective.written(tuner.model, batch)
+            if len(batch) == size:
+                answering.append(time.process_time() - began)
+        return found
+
     K, V = setup.t5_moe.num_experts, len(corpus.tasks)
+    merged = isinstance(tuner, MergedTuner)
     router: Any = tuner.router if isinstance(tuner, MergedTuner) else FixedBlend(K, V)
     monitor = corpus.taught_monitor(MonitorConfig(), seed=seed)
-    world = StreamWorld(server.respond, corpus.space, delay=scale.served_slots + 1)  # no reward comes in time to teach
+    world = StreamWorld(respond, corpus.space, delay=scale.served_slots + 1)  # no reward comes in time to teach
     contestant = Contestant(world, router, monitor, start=StartBlend("even", experts=K))
     records, answered = served(contestant, stream, corpus.tasks, lambda *_: None)
     return {
         "reward": float(np.mean([record.total_reward for record in records])),
         "figures": answered.figures(least=scale.least_answers),
-        "answer_seconds": statistics.median(server.answer_seconds),
-        "merge_seconds": statistics.median(server.merge_seconds) if isinstance(tuner, MergedTuner) else 0.0,
+        "answer_seconds": statistics.median(answering),
+        "merge_seconds": statistics.median(merging) if merged else 0.0,
         "parameters": sum(weight.numel() for weight in tuner.model.parameters()),
     }
 
@@ -206,7 +184,7 @@ def fig2(setup: Setup, results: Results) -> Findings:
         claims.append(Claim(
             f"a step takes less time than with RL and Switch ({words})", "about −40%",
             f"{-less:+.0%} ({ms[ours]:.0f} ms against {tokens:.0f} ms)",
-            claim.reduction(less, FASTER_TUNING), f"medians over steps and seeds, {setup.clock}",
+            claim.reduction(less, FASTER_TUNING), "medians over steps and seeds, CPU time",
         ))  # fmt: skip
     slower = ms["smear"] / ms["paper"]
     claims += [
@@ -221,7 +199,7 @@ def fig2(setup: Setup, results: Results) -> Findings:
         ),
     ]  # fmt: skip
     rows = [[name, f"{first[name].mean():.3f}", f"{last[name].mean():.3f}", f"{ms[name]:.0f}"] for name in ROUTERS]
-    header = ["router", "loss at first", "loss in the end", f"{setup.clock.replace('time', 'ms')} per step"]
+    header = ["router", "loss at first", "loss in the end", "CPU ms per step"]
     steps = results[f"tuning-paper-seed{setup.scale.seeds[0]}"]["steps"]
     picture = line_chart(
         {name: (steps, smooth(of.mean(axis=0), max(1, count // 10))) for name, of in losses.items()},
@@ -256,7 +234,7 @@ def fig3(setup: Setup, results: Results) -> Findings:
             f"a batch takes less time than with {RIVALS[rival]}", f"−{paper:.0%}",
             f"{-less:+.0%} ({1e3 * seconds['paper']:.0f} ms against {1e3 * seconds[rival]:.0f} ms)",
             claim.reduction(less, paper),
-            f"{setup.clock} of writing the answers to a batch, in runs that were not side by side as Table I's are"
+            "CPU time of writing the answers to a batch, in runs that were not side by side as Table I's are"
             + ("; SMEAR's sums are computed as products of all experts, which is far cheaper" * (rival == "smear")),
         ))  # fmt: skip
     less = 1 - loaded["paper"] / loaded["switch"]
