@@ -26,7 +26,7 @@ import transformers
 
 import tanbr.merge
 from tanbr.files import write_atomically
-from tanbr.lab.paper.table1 import random_checkpoint
+from tanbr.moe.families.t5 import T5MoeConfig, T5MoeForConditionalGeneration
 
 THREADS = 2
 FULL = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "num_experts": 8}
@@ -40,6 +40,12 @@ QUICK = {
     "num_experts": 8,
 }
 LINE = {"vocab_size": 256, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 1, "num_heads": 8, "num_experts": 8}
+
+
+def random_checkpoint(folder: Path, size: dict[str, int]) -> Path:
+    """Write a T5-MoE with random weights."""
+    T5MoeForConditionalGeneration(T5MoeConfig(**size, decoder_start_token_id=0)).save_pretrained(folder)
+    return folder
 
 
 class Contenders:

@@ -25,8 +25,7 @@ import torch
 import transformers
 
 import tanbr
-from merge import FULL, QUICK
-from tanbr.lab.paper.table1 import random_checkpoint
+from merge import FULL, QUICK, random_checkpoint
 from tanbr.merge.gram_matrices import FOLDER, solved, write_gram_matrices
 from tanbr.merge.methods import METHODS
 
