@@ -1,14 +1,11 @@
 """GLUE's folders are read as they are, and what is wrong with them is said."""
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tanbr.errors import DataError
 from tanbr.lab.tasks import glue
-from tanbr.tasks.rows import Row
 
 FILES = {
     "CoLA": ["s1\t1\t\tThe cat sat.", 's2\t0\t*\tCat the "sat.'],
@@ -88,19 +85,3 @@ def test_what_is_missing(folder: Path, tmp_path: Path) -> None:
     (folder / "RTE" / "train.tsv").write_bytes(b"index\tsentence1\tsentence2\tlabel\n0\t\xff\tb\tentailment\n")
     with pytest.raises(DataError, match="not UTF-8"):
         glue.load(folder, tasks=["RTE"])
-
-
-def test_rows_from_the_hub_which_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def load_dataset(repository: str, name: str, *, split: str) -> list[dict[str, object]]:
-        asked.append((repository, name, split))
-        return [{"premise": " It rains. ", "hypothesis": "It is dry.", "label": 2, "idx": 0}]
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    rows = glue.load("hub", tasks=["MNLI"], split="dev")["MNLI"]
-    assert rows == [Row("MNLI", ("It rains.", "It is dry."), 2.0)]
-    assert asked == [("nyu-mll/glue", "mnli", "validation_matched")]
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'tanbr\[hub\]'"):
-        glue.load("hub")

@@ -71,7 +71,7 @@ NAMED: dict[str, Scale] = {"tiny": _TINY, "small": _SMALL, "paper": _PAPER}
 WHERE = {
     "model": "--model names the folder of a BERT-MoE; make one with `tanbr pretrain --preset minilm`",
     "t5": "--t5 names the folder of a T5-MoE; make one with `tanbr pretrain --preset flan-t5`",
-    "data": "--data names GLUE's folder (its eight tasks as TSV files, from gluebenchmark.com), or `hub`",
+    "data": "--data names GLUE's folder (its eight tasks as TSV files, from gluebenchmark.com)",
 }
 
 
