@@ -62,7 +62,7 @@ def reproduce(
     for part in found.parts:
         console.print(f"[bold]{part.title}[/]")
         for claim in found.findings[part.name].claims:
-            said = f"  {claim.judgement.verdict:<22} {claim.says}: paper {claim.paper}; here {claim.ours}"
+            said = f"  {reproduction.VERDICTS[claim.holds][1]:<22} {claim.says}: paper {claim.paper}; here {claim.ours}"
             console.print(said, markup=False, soft_wrap=True)
     if found.of_others:
         anew = f"delete them in {found.setup.out}/jobs or choose another --out to measure anew"

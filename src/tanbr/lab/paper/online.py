@@ -9,8 +9,7 @@ import numpy as np
 
 from tanbr.lab.intervals import Spread
 from tanbr.lab.jobs import Job
-from tanbr.lab.paper import claim
-from tanbr.lab.paper.claim import OURS, Claim, Findings, Part, Results, Table
+from tanbr.lab.paper.claim import OURS, Claim, Findings, Part, Results, Table, above
 from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import bar_chart, line_chart, smooth
 from tanbr.lab.simulate import Study, earned, job_of
@@ -60,12 +59,12 @@ def fig4(setup: Setup, results: Results) -> Findings:
         claims += [
             Claim(
                 f"at first Tanbr earns less than NUCB ({words})", "less, no figure given",
-                f"{-100 * start.mean:+.1f} points over the first {early} slots", claim.above(start),
+                f"{-100 * start.mean:+.1f} points over the first {early} slots", above(start),
                 f"few candidate blends at first, says the paper; {slots} slots of learning here",
             ),
             Claim(
                 f"in the end Tanbr earns more than NUCB ({words})", "more, no figure given",
-                f"{end.words(factor=100)} points over the last {setup.scale.after} slots", claim.above(end),
+                f"{end.words(factor=100)} points over the last {setup.scale.after} slots", above(end),
                 f"after {slots} slots of learning; the paper has {PAPER_SLOTS:,}",
             ),
         ]  # fmt: skip
@@ -77,7 +76,7 @@ def fig4(setup: Setup, results: Results) -> Findings:
             claims.append(Claim(
                 f"{mix} mix, after learning: Tanbr is above every other merge ({words})", paper,
                 ", ".join(f"{own.mean() / late[mix][name].mean() - 1:+.1%} {name}" for name in RIVALS),
-                claim.above(difference), f"the best rival is {best}: {difference.words(factor=100)} points",
+                above(difference), f"the best rival is {best}: {difference.words(factor=100)} points",
             ))  # fmt: skip
     header = ["method", "while learning", "after", "after, by seed"]
     tables = [
@@ -115,8 +114,7 @@ def fig5(setup: Setup, results: Results) -> Findings:
         claims.append(Claim(
             f"slot by slot Tanbr is above the others under a moving mix ({words})", "5–10% above, slot by slot",
             ", ".join(f"{rival} in {share:.0%} of slots" for rival, share in ahead.items()),
-            claim.checks({f"ahead of {rival} in more than half of the slots": s > 0.5 for rival, s in ahead.items()}),
-            f"the last {after} slots of every seed; a tie counts as half",
+            all(share > 0.5 for share in ahead.values()), f"the last {after} slots of every seed; a tie counts as half",
         ))  # fmt: skip
     series = {name: (np.arange(slots, slots + after), smooth(of[0], 3)) for name, of in late.items()}
     picture = line_chart(series, title="Reward, mean of three slots", xlabel="slot")

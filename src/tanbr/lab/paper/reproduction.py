@@ -17,7 +17,7 @@ from tanbr.files import check_writable, write_atomically
 from tanbr.lab import jobs
 from tanbr.lab.jobs import Kept, Moved
 from tanbr.lab.paper import fig6, online, table1, theorem1, tuned
-from tanbr.lab.paper.claim import VERDICTS, Claim, Findings, Part, Verdict
+from tanbr.lab.paper.claim import RULES, Findings, Part
 from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import png
 from tanbr.lab.report import drawing, page
@@ -32,7 +32,7 @@ PARTS: dict[str, Part] = {  # in the paper's order
     )
 }  # fmt: skip
 ALL = "all"
-MARKS: dict[Verdict, str] = {"reproduced": "✓", "partly": "◐", "not": "✗", "cannot be tested here": "–"}
+VERDICTS = {True: ("✓", "holds"), False: ("✗", "does not hold"), None: ("–", "cannot be tested here")}
 SCALE_WORDS = {
     "tiny": "the embedded models and generated tasks: this shows that the way from paper to figure works, and which "
     "claims hold on a small scale; it says little of models of the paper's size",
@@ -129,7 +129,8 @@ def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
         "not_run": [{"title": part.title, "command": _command(part, setup)} for part in not_run],
         "models": [f"{kind} {setup.name_of(name)}" for name, kind in models.items() if name in needed],
         "machine": f"{os.cpu_count()} cores ({platform.machine()}), {python}, one thread",
-        "counts": [(verdict, MARKS[verdict], counts[verdict]) for verdict in VERDICTS],
+        "counts": [(verdict, mark, counts[verdict]) for mark, verdict in VERDICTS.values()],
+        "rules": RULES,
         "minutes": sum(kept.seconds for kept in found.kept.values()) / 60,
         "parts": parts,
     }
@@ -144,15 +145,13 @@ def _part(found: Reproduction, part: Part) -> dict[str, Any]:
         "command": _command(part, found.setup),
         "commits": sorted({one.commit for one in kept}),
         "seconds": sum(one.seconds for one in kept),
-        "claims": [_claim(claim) | {"seeds": seeds} for claim in findings.claims],
+        "claims": [
+            vars(claim) | {"mark": VERDICTS[claim.holds][0], "verdict": VERDICTS[claim.holds][1], "seeds": seeds}
+            for claim in findings.claims
+        ],
         "tables": [vars(table) for table in findings.tables],
         "pictures": [{"caption": caption, "file": f"pictures/{part.name}-{n}.png"} for n, caption in captions],
     }
-
-
-def _claim(claim: Claim) -> dict[str, Any]:
-    words = {name: getattr(claim, name) for name in ("says", "paper", "ours", "reason")}
-    return {**words, **vars(claim.judgement), "mark": MARKS[claim.judgement.verdict]}
 
 
 def _command(part: Part, setup: Setup) -> str:

@@ -17,8 +17,7 @@ from scipy.stats import spearmanr
 from tanbr.errors import CheckpointError
 from tanbr.lab.intervals import Spread
 from tanbr.lab.jobs import Job, Tick
-from tanbr.lab.paper import claim
-from tanbr.lab.paper.claim import OURS, Claim, Findings, Part, Results, Table
+from tanbr.lab.paper.claim import OURS, Claim, Findings, Part, Results, Table, above, reduced, same
 from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import bar_chart, line_chart, smooth
 from tanbr.lab.rivals import FixedBlend
@@ -168,13 +167,12 @@ def fig2(setup: Setup, results: Results) -> Findings:
             Claim(
                 f"Tanbr starts with a higher loss than the others ({words})", "higher, no figure given",
                 ", ".join(f"{gap:+.3f} {rival}" for rival, gap in start.items()),
-                claim.checks({f"higher than {rival}": gap > 0 for rival, gap in start.items()}),
-                "mean of the first tenth of the steps",
+                all(gap > 0 for gap in start.values()), "mean of the first tenth of the steps",
             ),
             Claim(
                 f"Tanbr ends with the lowest loss ({words})", "lower than all, no figure given",
                 f"{last[ours].mean():.3f}; " + ", ".join(f"{rival} {last[rival].mean():.3f}" for rival in RIVALS),
-                claim.above(Spread.of(last[best] - last[ours])),
+                above(Spread.of(last[best] - last[ours])),
                 f"mean of the last quarter of the steps; the best rival is {best}",
             ),
         ]  # fmt: skip
@@ -184,18 +182,17 @@ def fig2(setup: Setup, results: Results) -> Findings:
         claims.append(Claim(
             f"a step takes less time than with RL and Switch ({words})", "about −40%",
             f"{-less:+.0%} ({ms[ours]:.0f} ms against {tokens:.0f} ms)",
-            claim.reduction(less, FASTER_TUNING), "medians over steps and seeds, CPU time",
+            reduced(less, FASTER_TUNING), "medians over steps and seeds, CPU time",
         ))  # fmt: skip
     slower = ms["smear"] / ms["paper"]
     claims += [
         Claim(
             "SMEAR's merging for every token takes 20 times as long", "20 times", f"{slower:.1f} times",
-            claim.checks({"more than 10 times as long": slower > 10, "more than twice as long": slower > 2}),
-            "SMEAR's sums are computed as products of all experts here, which is the same and far cheaper",
+            slower > 10, "SMEAR's sums are computed as products of all experts here, which is the same and far cheaper",
         ),
         Claim(
             "tuning with Tanbr takes about 10% more memory than with RL and Switch, SMEAR 179% more", "+10%, +179%",
-            "–", claim.untested(), "the peak of a process that tunes one model after another is not a model's",
+            "–", None, "the peak of a process that tunes one model after another is not a model's",
         ),
     ]  # fmt: skip
     rows = [[name, f"{first[name].mean():.3f}", f"{last[name].mean():.3f}", f"{ms[name]:.0f}"] for name in ROUTERS]
@@ -226,14 +223,14 @@ def fig3(setup: Setup, results: Results) -> Findings:
         claims.append(Claim(
             f"Tanbr has the best average over the tasks ({words})", "75.43, next best 75.10 (SMEAR)",
             f"{100 * means[ours].mean():.1f}, best rival {100 * means[best].mean():.1f} ({best})",
-            claim.above(gap), f"{gap.words(factor=100)} points over {best}",
+            above(gap), f"{gap.words(factor=100)} points over {best}",
         ))  # fmt: skip
     for rival, paper in FASTER.items():
         less = 1 - seconds["paper"] / seconds[rival]
         claims.append(Claim(
             f"a batch takes less time than with {RIVALS[rival]}", f"−{paper:.0%}",
             f"{-less:+.0%} ({1e3 * seconds['paper']:.0f} ms against {1e3 * seconds[rival]:.0f} ms)",
-            claim.reduction(less, paper),
+            reduced(less, paper),
             "CPU time of writing the answers to a batch, in runs that were not side by side as Table I's are"
             + ("; SMEAR's sums are computed as products of all experts, which is far cheaper" * (rival == "smear")),
         ))  # fmt: skip
@@ -241,7 +238,7 @@ def fig3(setup: Setup, results: Results) -> Findings:
     claims.append(Claim(
         "only the merged model is loaded", "−20% to −25% of memory",
         f"{-less:+.0%} of the parameters ({loaded['paper'] / 1e6:.2f}M of {loaded['switch'] / 1e6:.2f}M)",
-        claim.reduction(less, LESS_MEMORY), "parameters alone",
+        reduced(less, LESS_MEMORY), "parameters alone",
     ))  # fmt: skip
     rows = [
         [
@@ -273,12 +270,11 @@ def table2(setup: Setup, results: Results) -> Findings:
                 f"Tanbr's average is above that of each rival ({words})",
                 ", ".join(f"{AVERAGE[rival]:.2f} {rival}" for rival in RIVALS) + f"; Tanbr {AVERAGE['paper']:.2f}",
                 ", ".join(f"{means[rival]:.1f} {rival}" for rival in RIVALS) + f"; Tanbr {means[ours]:.1f}",
-                claim.checks({f"above {rival}": means[ours] > means[rival] for rival in RIVALS}),
+                all(means[ours] > means[rival] for rival in RIVALS),
             ),
             Claim(
                 f"consistently better on single tasks ({words})", f"leads in {paper_leads} of {len(TASKS)} tasks",
-                f"leads in {leads} of {len(tasks)}",
-                claim.checks({f"leads in at least {paper_leads}": leads >= paper_leads, "leads in some": leads > 0}),
+                f"leads in {leads} of {len(tasks)}", leads >= paper_leads,
                 "the paper's own table has it lead in that many tasks, not in all",
             ),
         ]  # fmt: skip
@@ -286,7 +282,7 @@ def table2(setup: Setup, results: Results) -> Findings:
     claims.append(Claim(
         "Tanbr's average on GLUE", f"{AVERAGE['paper']}",
         f"{means['paper']:.1f}" + ("" if glue else f" on other tasks ({', '.join(tasks[:3])}, …)"),
-        claim.about(means["paper"], AVERAGE["paper"], share=0.05) if glue else claim.untested(),
+        same(means["paper"], AVERAGE["paper"], share=0.05) if glue else None,
         "" if glue else "these are not GLUE's tasks; run --scale small with --data",
     ))  # fmt: skip
     rows = [
@@ -345,23 +341,20 @@ def fig7(setup: Setup, results: Results) -> Findings:
     claims = [
         Claim(
             "a smaller ρ starts faster", "shorter random phase, no figure given", _shown(RHOS, start),
-            claim.checks({"lower loss in the first quarter at ρ = 0.3 than at 0.9": start[0] < start[-1],
-                          "the loss rises with ρ": _rank(start) > 0.5}),
+            start[0] < start[-1] and _rank(start) > 0.5, "loss of the first quarter; it must rise with ρ",
         ),
         Claim(
             "a smaller ρ ends worse", "lower final performance, no figure given", _shown(RHOS, end),
-            claim.checks({"higher loss in the last quarter at ρ = 0.3 than at 0.9": end[0] > end[-1],
-                          "the loss falls as ρ rises": _rank(end) < -0.5}),
+            end[0] > end[-1] and _rank(end) < -0.5, "loss of the last quarter; it must fall as ρ rises",
         ),
         Claim(
             "a larger η converges faster", "faster, no figure given", _shown(ETAS, fast),
-            claim.checks({"lower loss in the first half at η = 0.1 than at 1e-4": fast[-1] < fast[0],
-                          "the loss falls as η rises": _rank(fast) < -0.5}),
-            "a step of η that raises the router's loss is undone and halved here: see docs/paper.md",
+            fast[-1] < fast[0] and _rank(fast) < -0.5,
+            "loss of the first half; a step of η that raises the router's loss is undone and halved: see docs/paper.md",
         ),
         Claim(
             "a larger η is less stable", "may be unstable, no figure given", _shown(ETAS, unrest),
-            claim.checks({"the loss moves more from batch to batch at η = 0.1 than at 1e-4": unrest[-1] > unrest[0]}),
+            unrest[-1] > unrest[0],
             "standard deviation of the change from one point of the curve to the next, in the second half",
         ),
     ]  # fmt: skip
