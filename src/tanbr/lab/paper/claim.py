@@ -15,8 +15,8 @@ OURS = {"paper": "Algorithm 1 as printed", "tanbr": "this project's default mode
 EQUAL = 0.1  # figures that differ by no more than this share of the paper's are the same
 RULES = (
     "A difference over the seeds holds if it is above 0 by more than its 95% interval (Student's), a reduction if it "
-    "is at least nine tenths of the paper's, a figure if it is within a tenth of the paper's, and any other claim if all "
-    "that it says is true of the figures."
+    "is at least nine tenths of the paper's, a figure if it is within a tenth of the paper's, and any other claim if "
+    "all that it says is true of the figures."
 )
 
 
