@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tanbr.errors import InputError
 from tanbr.lab.train.objectives import Batch, Objective
 from tanbr.lab.train.tuner import Tuner
 from tanbr.merge import measure
@@ -37,11 +36,8 @@ def add_gates(model: Any, *, seed: int = 0) -> None:
 
 
 def gates_of(model: nn.Module) -> list[nn.Linear]:
-    """Every site's gate, in the order in which they run."""
-    gates = [site.gate for site in sites_of(model) if site.gate is not None]
-    if len(gates) < len(sites_of(model)):
-        raise InputError("this model has no gates; add fresh ones with tanbr.lab.gates.add_gates(model)")
-    return gates
+    """Every site's gate, in the order in which they run; `add_gates` has given one to each."""
+    return [site.gate for site in sites_of(model) if site.gate is not None]
 
 
 class Gated(Tuner, ABC):
@@ -49,17 +45,20 @@ class Gated(Tuner, ABC):
 
     balance = BALANCE
 
-    def __init__(self, model: Any, routing: Routing, *, seed: int = 0) -> None:
-        """Route every token in this way, in training as when served."""
+    def __init__(self, model: Any, *, seed: int = 0) -> None:
         add_gates(model, seed=seed)
         super().__init__(model)
-        route(model, routing)
+        route(model, self.routing(gates_of(model)[0].out_features))
         self.beside = self.own()
         self.gates = nn.ParameterList(gate.weight for gate in gates_of(model)).requires_grad_(True)
 
     def own(self) -> nn.ModuleList:
         """Make what learns beside the model."""
         return nn.ModuleList()
+
+    @abstractmethod
+    def routing(self, experts: int) -> Routing:
+        """Say how every token goes to the experts, in training as when served."""
 
     @abstractmethod
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:
@@ -119,8 +118,9 @@ def gumbel(logits: Tensor, rng: torch.Generator) -> Tensor:
 class Switch(Gated):
     """Top-1 routing of tokens, the output scaled by the gate's probability: that is how the gate learns."""
 
-    def __init__(self, model: Any, *, seed: int = 0) -> None:
-        super().__init__(model, TokenRouting(top_k=1), seed=seed)
+    def routing(self, experts: int) -> Routing:  # noqa: ARG002
+        """One expert a token, at its probability."""
+        return TokenRouting(top_k=1)
 
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:  # noqa: ARG002
         """Mean task loss, and α times every site's load-balance loss."""
@@ -145,9 +145,9 @@ def load_balance(logits: Tensor) -> Tensor:
 class Reinforce(Gated):
     """Draws experts in training, serves the likeliest."""
 
-    def __init__(self, model: Any, *, seed: int = 0) -> None:
-        # outputs as they are: nothing but the reward teaches the gate
-        super().__init__(model, TokenRouting(top_k=1, normalise=True), seed=seed)
+    def routing(self, experts: int) -> Routing:  # noqa: ARG002
+        """One expert a token, whose output stays as it is: nothing but the reward teaches the gate."""
+        return TokenRouting(top_k=1, normalise=True)
 
     def own(self) -> nn.ModuleList:
         """Make a baseline of the expected reward for each gate."""
@@ -181,9 +181,9 @@ def policy_loss(logits: Tensor, choice: Tensor, reward: Tensor, baseline: Tensor
 class Smear(Gated):
     """One merged FFN for every token, of all K experts; the task loss alone teaches the gates."""
 
-    def __init__(self, model: Any, *, seed: int = 0) -> None:
-        add_gates(model, seed=seed)
-        super().__init__(model, TokenRouting(gates_of(model)[0].out_features, mix="products"))
+    def routing(self, experts: int) -> Routing:
+        """All experts for every token."""
+        return TokenRouting(experts, mix="products")
 
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:  # noqa: ARG002
         """Mean task loss."""

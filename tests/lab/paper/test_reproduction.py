@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import numpy as np
 import pytest
 
 from tanbr.errors import CheckpointError
-from tanbr.lab.jobs import Job, Tick, commit
+from tanbr.lab.jobs import commit
 from tanbr.lab.paper import reproduction
-from tanbr.lab.paper.claim import Findings, Part
 from tanbr.lab.paper.reproduction import PARTS, Reproduction, reproduce
 from tanbr.lab.paper.setup import Scale, Setup, scale
 from tanbr.lab.simulate import Answered
@@ -97,28 +95,6 @@ def test_nothing_is_measured_twice_and_work_is_cleared_away(done: Reproduction) 
     other = Setup(replace(done.setup.scale, experts=(4, 6, 8)), done.setup.out)
     reproduce([PARTS["fig6"], PARTS["fig5"]], other, finished=finished)
     assert run == ["fig6-8"]
-
-
-def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path) -> None:
-    ran: list[str] = []
-
-    def part(*names: str, stop: str = "") -> Part:
-        def work(name: str, _: Tick) -> str:
-            ran.append(name)
-            if name == stop:
-                raise KeyboardInterrupt
-            return name
-
-        jobs = [Job(name, partial(work, name), {}) for name in names]
-        return Part("a", "A", "", lambda _: jobs, lambda _, results: Findings([], pictures=dict(results)))
-
-    with pytest.raises(KeyboardInterrupt):
-        reproduce([part("one", "two", "three", stop="two")], setup(tmp_path))
-    heard: list[tuple[str, object]] = []
-    parts = [part("one", "two", "three", "one")]
-    reproduce(parts, setup(tmp_path), finished=lambda name, kept, was_there: heard.append((name, was_there)))
-    assert ran == ["one", "two", "two", "three"]
-    assert heard == [("one", True), ("two", False), ("three", False)]
 
 
 def test_a_model_of_the_other_kind_is_refused() -> None:

@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from elsewhere import elsewhere
 from lab.train import small
 from tanbr.errors import ConfigError
 from tanbr.lab.rivals.probes import probes_of
@@ -107,14 +105,3 @@ def test_an_moe_whose_experts_belong_to_no_task_has_no_figures_with_tags(tmp_pat
 def test_what_may_follow_a_routers_name(router: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         finetune.check(router)
-
-
-@pytest.mark.parametrize(("kind", "router"), [("bert", "tanbr"), ("t5", "rl")])
-def test_figures_and_weights_are_the_same_elsewhere(kind: str, router: str, tmp_path: Path) -> None:
-    checkpoint = small.moe(tmp_path, kind, card=KNOWN)
-    with elsewhere() as device:
-        here = run(checkpoint, router, tmp_path / "here")
-        there = run(checkpoint, router, tmp_path / "there", device=str(device))
-    assert there["figures"] == here["figures"]
-    one, other = (load_file(tmp_path / place / router / WEIGHTS) for place in ("here", "there"))
-    assert all(torch.equal(value, other[name]) for name, value in one.items())
