@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -116,7 +116,7 @@ def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
     not_run = [part for name, part in PARTS.items() if name not in found.findings]
     counts = Counter(claim["verdict"] for part in parts for claim in part["claims"])
     needed = {need for part in found.parts for need in part.needs}
-    models = {"model": "BERT-MoE", "t5": "T5-MoE"}
+    models: dict[Literal["model", "t5"], str] = {"model": "BERT-MoE", "t5": "T5-MoE"}
     python = f"Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}"
     in_part = f" in part ({scale}): {', '.join(found.findings)}" if not_run else f" ({scale})"
     return {

@@ -25,9 +25,10 @@ from tanbr.lab.simulate import served
 from tanbr.lab.tasks import glue, traffic
 from tanbr.lab.tasks.traffic import Traffic
 from tanbr.lab.train import finetune
-from tanbr.lab.train.finetune import MergedTuner, Tuner
+from tanbr.lab.train.finetune import MergedTuner
 from tanbr.lab.train.objectives import Objective, TextToText
 from tanbr.lab.train.run import Curve
+from tanbr.lab.train.tuner import Tuner
 from tanbr.lab.world import Contestant, StreamWorld
 from tanbr.loop.choose import StartBlend
 from tanbr.monitor.config import MonitorConfig
