@@ -51,7 +51,7 @@ def backends(size: str, work: Path, *, rounds: int) -> dict[str, Any]:
             result["ways"][name][kind] = {"texts_per_s": rates, "of_fp32_by_torch": ratio}
     torch.set_num_threads(1)
     for name, engine in engines.items():
-        swap = {name: lambda engine=engine: engine.swap(rng.dirichlet(np.ones(moe.num_experts)))}  # type: ignore[misc]
+        swap = {name: lambda engine=engine: engine.swap(rng.dirichlet(np.ones(moe.num_experts)))}
         result["ways"][name]["merge_s"] = spread(in_turn(swap, rounds=rounds, warm=0)[name])
     return result
 
