@@ -31,6 +31,8 @@ from transformers.utils import logging
 
 import tanbr
 from merge import anonymous
+from serving.rounds import in_turn, spread
+from tanbr.files import write_atomically
 from tanbr.merge import Moe
 from tanbr.merge.skeleton import locate
 from tanbr.merge.sources.source import BASE as MEMBER
@@ -99,14 +101,7 @@ def measure(moe: Moe, *, repeats: int, clock: Callable[[], float]) -> dict[str, 
         "copy of all": lambda: copy(every),
         "merge of all": lambda: merge(False),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in work}
-    for number in range(repeats + 2):
-        for name, run in work.items():
-            start = clock()
-            run()
-            if number >= 2:
-                seconds[name].append(clock() - start)
-
+    seconds = in_turn(work, rounds=repeats, warm=2, clock=clock)
     rounds = [dict(zip(seconds, times, strict=True)) for times in zip(*seconds.values(), strict=True)]
     ratios: dict[str, Callable[[dict[str, float]], float]] = {
         "swap": lambda t: t["merge of what changes"] / t["copy of all"],
@@ -121,10 +116,7 @@ def measure(moe: Moe, *, repeats: int, clock: Callable[[], float]) -> dict[str, 
     parts = {"all": every, "changing": changing}
     size = {what: sum(stored[name].nbytes for name in names) for what, names in parts.items()}
     return {
-        "ratio": {
-            what: {"median": statistics.median(of), "low": min(of), "high": max(of), "rounds": len(of)}
-            for what, of in found.items()
-        },
+        "ratio": {what: spread(of) for what, of in found.items()},
         "seconds": medians,
         "bytes": size,
         "gflop": flops / 1e9,
@@ -181,20 +173,11 @@ def main() -> None:
             for threads in arguments.threads:
                 torch.set_num_threads(threads)
                 clock = time.process_time if threads == 1 else time.perf_counter
-                found = measure(moe, repeats=arguments.repeats, clock=clock)
-                figures[title][f"{threads} threads"] = found
-                for what, of in found["ratio"].items():
-                    print(
-                        f"{title}, {threads} threads: {what}: {of['median']:.2f} ({of['low']:.2f} to {of['high']:.2f})",
-                        flush=True,
-                    )
-                print(f"    {found['gflop_per_second']:.0f} GFLOP/s, {found['copied_gb_per_second']:.1f} GB/s")
-                print(f"    {found['seconds']}", flush=True)
+                figures[title][f"{threads} threads"] = measure(moe, repeats=arguments.repeats, clock=clock)
             figures[title]["memory"] = memory(Path(scratch), experts=arguments.experts)
-            print(f"    {figures[title]['memory']}", flush=True)
+    print(json.dumps(figures, indent=1))
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(figures, indent=1) + "\n")
+        write_atomically(arguments.out, json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ import torch
 from serving import processes
 from serving.client import after, ask, classify, drive
 from serving.models import K, checkpoint, texts
-from serving.speed import BATCH, saturated, singles, spread
+from serving.rounds import ratios, spread
+from serving.speed import BATCH, saturated, singles
 from tanbr.files import write_atomically
 
 HERE = Path(__file__).parent.parent
@@ -35,17 +36,8 @@ def server(tree: Path, folder: Path, work: Path, *, threads: int, name: str) -> 
     """Run the server of a checkout: a context manager that gives its port."""
     config = work / f"{name}.toml"
     config.write_text(f"[serve]\nslot_seconds = 3600\nthreads = {threads}\nmerge_share = 1.0\nqueue = 4096\n")
-    command = [
-        "-c",
-        "from tanbr.cli import main; main()",
-        "serve",
-        str(folder),
-        "--force",
-        "--config",
-        str(config),
-        "--state",
-        str(work / name),
-    ]
+    command = ["-c", "from tanbr.cli import main; main()", "serve", str(folder), "--force"]
+    command += ["--config", str(config), "--state", str(work / name)]
     return processes.started(command, work / f"{name}.log", environment={"PYTHONPATH": str(tree / "src")})
 
 
@@ -88,7 +80,7 @@ def measure(other: Path, work: Path, *, size: str, rounds: int, threads: int) ->
                 found[name] += [(this, that)] if round_ else []
     return {
         name: {
-            "ratio": spread([that / this for this, that in pairs]),
+            "ratio": ratios([that for _, that in pairs], [this for this, _ in pairs]),
             "this": spread([this if name in ("latency", "merge") else 1 / this for this, _ in pairs]),
             "other": spread([that if name in ("latency", "merge") else 1 / that for _, that in pairs]),
         }

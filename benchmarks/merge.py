@@ -1,6 +1,10 @@
 """How fast experts merge into a live dense model, next to merely reading the same bytes; memory; cost against K.
 
 All figures are ratios inside one run: a round measures every contender once, in turn. `--quick` uses a small model.
+`--methods` measures what a merge costs by method instead: seconds beside the plain average's, and bytes read beside the
+experts. FFNs are merged one by one, so that T5-base stands there with a quarter of its 24 FFNs; whole, it takes four
+times as long. `whole matrices` is a regression solved without a basis, reading left out. With `--threads 1` seconds are
+the processor's, which suits a machine that is busy.
 """
 
 import argparse
@@ -8,13 +12,16 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +31,32 @@ import numpy as np
 import torch
 import transformers
 
-import tanbr.merge
+import tanbr
+from serving.rounds import in_turn, ratios
 from tanbr.files import write_atomically
-from tanbr.lab.paper.table1 import random_checkpoint
+from tanbr.merge.gram_matrices import FOLDER, solved, write_gram_matrices
+from tanbr.merge.methods import METHODS
+from tanbr.moe.families.t5 import T5MoeConfig, T5MoeForConditionalGeneration
 
 THREADS = 2
 FULL = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "num_experts": 8}
-QUICK = {
-    "vocab_size": 1000,
-    "d_model": 256,
-    "d_kv": 64,
-    "d_ff": 1024,
-    "num_layers": 4,
-    "num_heads": 4,
-    "num_experts": 8,
-}
+QUICK = {"d_model": 256, "d_kv": 64, "d_ff": 1024, "num_layers": 4, "num_heads": 4, "num_experts": 8}
+MINILM = {"d_model": 384, "d_kv": 64, "d_ff": 1536, "num_layers": 3, "num_heads": 6, "num_experts": 8}  # 6 FFNs in all
+SIZES = {"MiniLM": MINILM, "T5-base": FULL | {"num_layers": 3}}  # of `--methods`: 6 FFNs of T5-base's 24
 LINE = {"vocab_size": 256, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 1, "num_heads": 8, "num_experts": 8}
+
+
+def random_checkpoint(folder: Path, size: dict[str, int]) -> Path:
+    """Write a T5-MoE with random weights."""
+    T5MoeForConditionalGeneration(T5MoeConfig(**size, decoder_start_token_id=0)).save_pretrained(folder)
+    return folder
 
 
 class Contenders:
     """Ways to read, and ways to merge, the experts of one checkpoint."""
 
     def __init__(self, folder: Path) -> None:
-        self.moe = tanbr.merge.open(folder)
+        self.moe = tanbr.open(folder)
         self.dense = self.moe.dense()
         K = self.moe.num_experts
         self.blend = np.random.default_rng(0).dirichlet(np.full(K, 5.0))
@@ -108,13 +118,7 @@ def rates(folder: Path, *, repeats: int) -> dict[str, Any]:
     """GB/s of every contender over interleaved rounds, and each as a share of the fastest reader."""
     contenders = Contenders(folder)
     names = [*READERS, "merge", "axpy"] + (["mergekit"] if importlib.util.find_spec("mergekit") else [])
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for round_ in range(repeats + 1):
-        for name in names:
-            start = time.perf_counter()
-            getattr(contenders, name)()
-            if round_:
-                seconds[name].append(time.perf_counter() - start)
+    seconds = in_turn({name: getattr(contenders, name) for name in names}, rounds=repeats)
     fastest = min(READERS, key=lambda name: min(seconds[name]))
     return {
         "gigabytes_read": contenders.gigabytes,
@@ -147,7 +151,7 @@ def memory(folder: Path) -> dict[str, Any]:
 
 
 def _memory_of(folder: Path) -> dict[str, float]:
-    moe = tanbr.merge.open(folder)
+    moe = tanbr.open(folder)
     K = moe.num_experts
     start = anonymous()
     peak, stop = [start], threading.Event()
@@ -185,17 +189,11 @@ def lines(work: Path, *, quick: bool, repeats: int) -> dict[str, Any]:
     for number, (axis, change) in enumerate(cases):
         folder = random_checkpoint(work / f"line{number}", LINE | change)
         contenders = Contenders(folder)
-        contenders.merge()
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            contenders.merge()
-            times.append(time.perf_counter() - start)
+        times = in_turn({"merge": contenders.merge}, rounds=repeats)["merge"]
         x = next(iter(change.values()))
         result[axis].append({"at": x, "gigabytes": contenders.gigabytes, **_spread(times, "seconds")})
         del contenders
-        for file in folder.iterdir():
-            file.unlink()
+        shutil.rmtree(folder)
     for axis in ("experts", "layers"):
         points = result[axis]
         slope, offset, fit = _line([p["at"] for p in points], [p["seconds"] for p in points])
@@ -209,36 +207,89 @@ def _line(x: list[float], y: list[float]) -> tuple[float, float, float]:
     return float(slope), float(offset), float(1 - residual.var() / np.var(y))
 
 
+def add_matrices(folder: Path) -> tuple[dict[str, int], Callable[[], Any]]:
+    """Write random Gram matrices beside the experts: their bytes, and the same systems solved with whole matrices."""
+    moe = tanbr.open(folder)
+    layers = {p.target.removesuffix(".weight"): torch.zeros(p.shape) for p in moe.plan.blended if len(p.shape) == 2}
+    rng = torch.Generator().manual_seed(0)
+    last: dict[str, Any] = {}
+
+    def pairs() -> Any:
+        for _ in range(moe.num_experts):
+            for name, average in layers.items():
+                rows, columns = average.shape
+                factor = torch.randn(columns, 64, generator=rng)
+                last[name] = factor @ factor.T / 64 + torch.eye(columns), torch.randn(columns, rows, generator=rng)
+                yield last[name]
+
+    out = write_gram_matrices(
+        folder / FOLDER, layers, pairs(), experts=moe.num_experts, fingerprint=moe.fingerprint, rows=64
+    )
+    size = sum(file.stat().st_size for file in out.iterdir())
+    return {"regression": size}, lambda: [solved(a, b, layers[name]) for name, (a, b) in last.items()]
+
+
+def methods(folder: Path, *, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
+    """Merge one blend by every method, in turn; the first merge of a method stands apart."""
+    beside, whole = add_matrices(folder)
+    opened = {name: tanbr.open(folder, method=name) for name in METHODS}
+    model = opened["average"].dense()
+    blend = np.random.default_rng(0).dirichlet(np.full(8, 5.0))
+    contenders = {name: partial(moe.merge_into, model, blend) for name, moe in opened.items()}
+    seconds = in_turn(contenders | {"whole matrices": whole}, rounds=repeats + 1, warm=0, clock=clock)
+    return {
+        "expert_bytes": sum(int(np.prod(piece.shape)) * 4 * 8 for piece in opened["average"].plan.blended),
+        "methods": {
+            name: {
+                "seconds": statistics.median(times[1:]),
+                "first_seconds": times[0],
+                "of_average": ratios(times[1:], seconds["average"][1:]),
+                "bytes_beside": beside.get(name, 0),
+            }
+            for name, times in seconds.items()
+        },
+    }
+
+
 def main() -> None:
     """Measure, print and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small model, under a minute")
+    parser.add_argument("--methods", action="store_true", help="what a merge costs by method")
+    parser.add_argument("--size", choices=list(SIZES), default=None, help="of --methods: one size only")
     parser.add_argument("--repeats", type=int, default=None)
+    parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     parser.add_argument("--memory-of", type=Path, default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(arguments.threads)
     transformers.utils.logging.set_verbosity_error()
     if arguments.memory_of:
         print(json.dumps(_memory_of(arguments.memory_of)))
         return
     repeats = arguments.repeats or (5 if arguments.quick else 15)
+    figures: dict[str, Any] = {
+        "command": " ".join(["python", "benchmarks/merge.py", *sys.argv[1:]]),
+        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "threads": arguments.threads,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "repeats": repeats,
+    }
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
-        folder = random_checkpoint(work / "moe", QUICK if arguments.quick else FULL)
-        figures: dict[str, Any] = {
-            "command": " ".join(["python", "benchmarks/merge.py", *sys.argv[1:]]),
-            "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "threads": THREADS},
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "seed": 0,
-            "repeats": repeats,
-            "size": QUICK if arguments.quick else FULL,
-            "rates": rates(folder, repeats=repeats),
-            "memory": memory(folder),
-        }
-        for file in folder.iterdir():
-            file.unlink()
-        figures["lines"] = lines(work, quick=arguments.quick, repeats=repeats)
+        if arguments.methods:
+            clock = time.process_time if arguments.threads == 1 else time.perf_counter
+            for title, size in ({"quick": QUICK} if arguments.quick else SIZES).items():
+                if arguments.size in (None, title):
+                    folder = random_checkpoint(work / title, size)
+                    figures[title] = methods(folder, repeats=repeats, clock=clock)
+                    shutil.rmtree(folder)
+        else:
+            size = QUICK if arguments.quick else FULL
+            folder = random_checkpoint(work / "moe", size)
+            figures |= {"size": size, "rates": rates(folder, repeats=repeats), "memory": memory(folder)}
+            shutil.rmtree(folder)
+            figures["lines"] = lines(work, quick=arguments.quick, repeats=repeats)
     text = json.dumps(figures, indent=2) + "\n"
     print(text)
     if arguments.out is not None:

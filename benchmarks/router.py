@@ -20,16 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # both sides of a comparison on o
 import numpy as np
 import torch
 
-from tanbr.lab.paper.fig6 import (
-    ASKED,
-    EVEN,
-    TASKS,
-    WIDTH,
-    milliseconds,
-    paper_router,
-    random_reward,
-    steps_to_leaves,
-)
+from tanbr.files import write_atomically
+from tanbr.lab.paper.fig6 import ASKED, EVEN, TASKS, WIDTH, milliseconds, paper_router, random_reward, steps_to_leaves
 from tanbr.router import Tanbr
 from tanbr.router.paper import Algorithm1, DiagonalConfidence, PaperState, unit
 
@@ -116,28 +108,16 @@ def main() -> None:
     repeats = 5 if options.quick else 15
     marks = (500, 1500) if options.quick else (500, 5000)
 
-    decision = decision_speed(repeats=repeats)
-    print(f"one decision, K = 192, w = {WIDTH}, V = {TASKS}, {decision['leaves']} leaves:")
-    for name, times in decision["milliseconds"].items():
-        print(f"  {name:13} {statistics.median(times):.4f} ms")
-    print(f"  PyTorch / ours {decision['ratio']:.0f} ({min(decision['ratios']):.0f} at least)")
     slots = [slot_speed(experts, marks=marks, repeats=repeats) for experts in (8, 192)]
     slots.append(slot_speed(8, marks=marks, repeats=repeats, unseen=0.5))
-    for row in slots:
-        unseen = f", {row['unseen']:.0%} unseen" if row["unseen"] else ""
-        print(f"default mode, K = {row['experts']}{unseen}: state {row['state_megabytes']:.1f} MB,", end=" ")
-        print(f"tell at {marks[1]} / {marks[0]} = {row['tell ratio']:.2f}")
-        for mark in marks:
-            ask, tell = row[f"ask at {mark}"], row[f"tell at {mark}"]
-            print(f"  slot {mark:5}: ask {ask['median_ms']:.3f} ms, tell {tell['median_ms']:.3f} ms")
+    report = {
+        "command": "python " + " ".join(sys.argv), "python": platform.python_version(), "numpy": np.__version__,
+        "torch": torch.__version__, "threads": 1, "repeats": repeats,
+        "decision": decision_speed(repeats=repeats), "slots": slots,
+    }  # fmt: skip
+    print(json.dumps(report, indent=1))
     if options.out:
-        report = {
-            "command": "python " + " ".join(sys.argv), "python": platform.python_version(), "numpy": np.__version__,
-            "torch": torch.__version__, "threads": 1, "repeats": repeats,
-            "decision": decision, "slots": slots,
-        }  # fmt: skip
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_atomically(options.out, json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of this process, the client
 import torch
 import transformers
 
-from serving import backends, faults, memory, picture, slots, speed
+from serving import backends, faults, memory, picture, practice, slots, speed
 from serving.models import Given
 from tanbr.files import write_atomically
 
@@ -55,6 +55,10 @@ def sections(args: argparse.Namespace, given: Given) -> dict[str, Section]:
         found[f"swaps {size}"] = lambda _, size=size: speed.swaps(  # type: ignore[misc]
             size, work, threads=threads, rounds=rounds, count=20 if quick else args.swaps
         )
+    taught = given.models.get(small)  # None is the embedded model, of generated tasks
+    found["practice"] = lambda _: practice.practice(
+        taught, given.glue if taught else None, work, rounds=rounds, count=20 if quick else 500
+    )
     found["memory"] = lambda _: memory.memory(large, work, threads=threads, swaps=3 if quick else 10)
     found["soak"] = lambda _: memory.soak(work, threads=1, minutes=args.soak_minutes)
     found["kills"] = lambda _: faults.kills(work, count=4 if quick else args.kills)
@@ -75,16 +79,9 @@ def main() -> None:
     parser.add_argument("--soak-minutes", type=float, default=None, help="30, or a few seconds with --quick")
     parser.add_argument("--threads", type=int, default=2, help="of the served model")
     parser.add_argument("--glue", type=Path, default=None, help="GLUE's folder: its texts are sent to servers")
-    parser.add_argument(
-        "--model", action="append", default=[], metavar="SIZE=FOLDER", help="a BERT-MoE in place of random weights"
-    )
-    parser.add_argument(
-        "--python",
-        action="append",
-        default=[],
-        metavar="RIVAL=PATH",
-        help="the Python of an environment with infinity, vllm or litserve",
-    )
+    several: dict[str, Any] = {"action": "append", "default": []}
+    parser.add_argument("--model", **several, metavar="SIZE=FOLDER", help="a BERT-MoE in place of random weights")
+    parser.add_argument("--python", **several, metavar="RIVAL=PATH", help="that has infinity, vllm or litserve")
     parser.add_argument("--work", type=Path, default=None, help="folder for models and states; a temporary one if none")
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     args = parser.parse_args()
@@ -94,11 +91,7 @@ def main() -> None:
     done: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     done |= {
         "machine": {"cores": os.cpu_count(), "processor": platform.machine(), **processor()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": {package.__name__: package.__version__ for package in (torch, transformers)},
     }
     command = f"python benchmarks/serve.py {' '.join(a.partition('=/')[0] for a in sys.argv[1:] if a[0] != '/')}"
     results = done.setdefault("sections", {})

@@ -4,8 +4,8 @@ import json
 import platform
 import sys
 import threading
-import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from serving.models import checkpoint, texts
-from serving.speed import spread
+from serving.rounds import in_turn, ratios, spread
 from tanbr.merge import open as open_moe
 from tanbr.serve.backends.choose import Precision, instructions
 from tanbr.serve.config import usable_cores
@@ -43,38 +43,30 @@ def backends(size: str, work: Path, *, rounds: int) -> dict[str, Any]:
         result["ways"][name] = {"nbytes": engine.live.backend.size.nbytes, "own": engine.live.backend.size.own_bytes}
     for kind, batches in asked.items():
         count = sum(len(batch["input_ids"]) for batch in batches)
-        found: dict[str, list[float]] = {name: [] for name in engines}
-        for round_ in range(rounds + 1):
-            for name, engine in engines.items():
-                seconds = _seconds(engine.live.backend.classify, batches, cores)
-                found[name] += [cores * count / seconds] if round_ else []
-        for name, rates in found.items():
-            ratio = [one / base for one, base in zip(rates, found["fp32 by torch"], strict=True)]
-            result["ways"][name][kind] = {"texts_per_s": spread(rates), "of_fp32_by_torch": spread(ratio)}
+        runs = {name: partial(_classified, one.live.backend.classify, batches, cores) for name, one in engines.items()}
+        seconds = in_turn(runs, rounds=rounds)
+        for name, took in seconds.items():
+            rates = spread([cores * count / one for one in took])
+            ratio = ratios(seconds["fp32 by torch"], took)
+            result["ways"][name][kind] = {"texts_per_s": rates, "of_fp32_by_torch": ratio}
     torch.set_num_threads(1)
     for name, engine in engines.items():
-        times = []
-        for _ in range(rounds):
-            started = time.perf_counter()
-            engine.swap(rng.dirichlet(np.ones(moe.num_experts)))
-            times.append(time.perf_counter() - started)
-        result["ways"][name]["merge_s"] = spread(times)
+        swap = {name: lambda engine=engine: engine.swap(rng.dirichlet(np.ones(moe.num_experts)))}
+        result["ways"][name]["merge_s"] = spread(in_turn(swap, rounds=rounds, warm=0)[name])
     return result
 
 
-def _seconds(classify: Callable[[Any], Any], batches: list[Any], threads: int) -> float:
+def _classified(classify: Callable[[Any], Any], batches: list[Any], threads: int) -> None:
     def work() -> None:
         torch.set_num_threads(1)
         for batch in batches:
             classify(batch)
 
     some = [threading.Thread(target=work) for _ in range(threads)]
-    started = time.perf_counter()
     for one in some:
         one.start()
     for one in some:
         one.join()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":  # python benchmarks/serving/backends.py WORK OUT SIZE…

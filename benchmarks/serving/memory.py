@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,8 @@ def memory(size: str, work: Path, *, threads: int, swaps: int) -> dict[str, Any]
     pieces = open_moe(folder).plan.blended
     spare = sum(4 * math.prod(piece.shape) for piece in pieces) / MB
     for name in ("plain", "tanbr"):
-        server = (
-            processes.tanbr(folder, work, threads=threads)
-            if name == "tanbr"
-            else processes.rival(name, folder, work, threads=threads)
-        )
-        with server as (port, pid):
+        serve: Any = processes.tanbr if name == "tanbr" else partial(processes.rival, name)
+        with serve(folder, work, threads=threads) as (port, pid):
             asyncio.run(drive(port, bodies, connections=2, until=after(8)))
             if name == "tanbr":
                 for _ in range(swaps):

@@ -124,12 +124,8 @@ def checkpoint(size: str, work: Path, *, like: Path | None = None) -> Path:
     if not (folder / "model.safetensors").exists():
         disable_progress_bar()
         torch.manual_seed(0)
-        config = BertMoeConfig(
-            **SIZES[size],
-            num_experts=K,
-            num_labels=LABELS,
-            vocab_size=BertMoeConfig.from_pretrained(like).vocab_size,
-        )
+        vocabulary = BertMoeConfig.from_pretrained(like).vocab_size
+        config = BertMoeConfig(**SIZES[size], num_experts=K, num_labels=LABELS, vocab_size=vocabulary)
         BertMoeForSequenceClassification(config).save_pretrained(folder)
         for file in [*like.glob("*token*"), *like.glob("vocab*")]:
             shutil.copy(file, folder)

@@ -116,17 +116,8 @@ def infinity(
     folder: Path, work: Path, *, engine: str, precision: str, python: str
 ) -> AbstractContextManager[tuple[int, int]]:
     """Serve a dense model by Infinity: by torch, or by Optimum's ONNX Runtime with the file that is in the folder."""
-    command = [
-        "-m",
-        "infinity_emb.cli",
-        "v2",
-        "--model-id",
-        str(folder),
-        "--served-model-name",
-        "model",
-        "--engine",
-        engine,
-    ]
+    command = ["-m", "infinity_emb.cli", "v2", "--model-id", str(folder), "--served-model-name", "model"]
+    command += ["--engine", engine]
     command += ["--device", "cpu", "--batch-size", "32", "--no-model-warmup", "--log-level", "error"]
     command += ["--dtype", precision] if engine == "torch" else []
     environment = {"DO_NOT_TRACK": "1", "OMP_NUM_THREADS": str(os.cpu_count()), "HF_HUB_CACHE": str(work / "hub")}

@@ -10,7 +10,7 @@ from typing import Any
 from serving import processes
 from serving.client import ask
 from serving.models import with_tasks
-from serving.speed import spread
+from serving.rounds import ratios, spread
 
 WANTED = 64  # requests of a slot
 PARTS = re.compile(r'tanbr_turn_(seconds_sum|seconds_count|cpu_seconds_total)\{part="(\w+)"\} (\S+)')
@@ -39,7 +39,7 @@ def slots(size: str | None, work: Path, _before: object, *, models: int, rounds:
         "turn_cpu_ms_without_merge": spread([run["cpu_ms"]["all"] - run["cpu_ms"].get("merge", 0.0) for run in runs]),
         "texts_per_second": spread(turning),
         "texts_per_second_without_turns": spread(still),
-        "speed_left": spread([mine / other for mine, other in zip(turning, still, strict=True)]),
+        "speed_left": ratios(turning, still),
         "runs": runs,
     }
 

@@ -18,6 +18,7 @@ import numpy as np
 from serving import processes
 from serving.client import Connection, Load, after, ask, at, classify, drive, request
 from serving.models import Given, K, checkpoint, task_texts, texts, with_tasks
+from serving.rounds import ratios, spread
 
 BATCH = 32
 LOADS = {
@@ -26,11 +27,6 @@ LOADS = {
     "one client": "ms",  # a text at a time, median
     "half load": "p99_ms",
 }
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Median and range."""
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
 @dataclass(frozen=True)
@@ -207,10 +203,8 @@ def panel(size: str, work: Path, *, threads: int, rounds: int, batches: int, mos
                 rates[G] += [rate] if round_ else []
         for G, port in ports.items():
             result[f"G = {G}"] = {
-                "of_one_model": spread([now[0] / one[0] for now, one in zip(rates[G], rates[1], strict=True)]),
-                "of_one_model_single_texts": spread(
-                    [now[1] / one[1] for now, one in zip(rates[G], rates[1], strict=True)]
-                ),
+                "of_one_model": ratios([now for now, _ in rates[G]], [one for one, _ in rates[1]]),
+                "of_one_model_single_texts": ratios([now for _, now in rates[G]], [one for _, one in rates[1]]),
                 "requests_by_model": [model["requests"] for model in ask(port, "GET", "/v1/state")[1]["models"]],
             }
         result["texts_per_second"] = spread([rate[0] for rate in rates[1]])

@@ -32,7 +32,7 @@ def test_doctor_says_what_is_there() -> None:
     ("needed", "code", "says"),
     [
         ("no-such-package>=1", 2, "missing, for every command: pip install 'no-such-package'"),
-        ('no-such-extra; extra == "hub"', 0, "missing, for --data hub: pip install 'tanbr[hub]'"),  # breaks nothing
+        ('no-such-extra; extra == "ray"', 0, "missing, for serve --ray: pip install 'tanbr[ray]'"),  # breaks nothing
     ],
 )
 def test_doctor_names_what_is_missing_and_for_what(

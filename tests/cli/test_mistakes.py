@@ -60,9 +60,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(mistake: Mistake, tmp_path: P
     assert (tmp_path / "file").read_text() == "keep me"
 
 
-@pytest.mark.parametrize(
-    "arguments", ["demo", "pretrain", "finetune", "survey", "simulate", "reproduce table1", "serve --port 0"]
-)
+@pytest.mark.parametrize("arguments", ["demo", "pretrain", "finetune", "survey", "simulate", "serve --port 0"])
 def test_a_device_that_is_not_there(mistake: Mistake, arguments: str) -> None:
     said = mistake(*arguments.split(), "--device", "cuda:97")
     assert "device must be one that torch can use here (got 'cuda:97'" in said

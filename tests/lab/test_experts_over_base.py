@@ -94,25 +94,3 @@ def test_survey_grams_and_simulate_take_lists_of_experts_and_rows_of_ones_own(fo
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "o" / "simulate.json").read_text())["methods"]
     assert found["tags"]["reward"]["mean"] > found["average"]["reward"]["mean"]
-
-
-def test_what_a_list_says_of_merging_holds_in_every_command(folder: Path, tmp_path: Path) -> None:
-    text = (folder / "experts.toml").read_text().replace("base = ", 'method = "regression"\nbase = ', 1)
-    (folder / "regression.toml").write_text(text)
-    place = [str(folder / "regression.toml"), "--data", str(folder / "rows")]
-
-    def run(*words: str) -> str:
-        done = RUN.invoke(app, list(words), catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    run("inspect", place[0])  # looking at experts needs no matrices
-    if not list((folder / "base").glob("grams-*")):
-        run("survey", *place, "--grams", "regression", "--rows", "8")  # nor does measuring them
-    run("survey", *place, "--blends", "4", "--rows", "4", "--out", f"{tmp_path}/survey.json")
-    assert json.loads((tmp_path / "survey-regression-posterior.json").read_text())["method"] == "regression"
-    short = ["--slots", "2", "--requests", "6", "--out", f"{tmp_path}/o"]
-    run("simulate", *place, *short, "--methods", "average,tags")
-    assert set(json.loads((tmp_path / "o" / "simulate.json").read_text())["methods"]) == {"average+regression", "tags"}
-    run("simulate", *place, *short, "--methods", "average", "--method", "ties")
-    assert set(json.loads((tmp_path / "o" / "simulate.json").read_text())["methods"]) == {"average+ties"}

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from moe.tiny import build
 from tanbr.lab import gates
 from tanbr.lab.gates import Reinforce, Smear, Switch, gumbel, load_balance
-from tanbr.moe.layer import ExpertFfn, ExpertLinear, MoeSite, sites_of
+from tanbr.moe.layer import ExpertFfn, ExpertLinear, MoeSite
 
 D = 3
 RIVALS = {"switch": Switch, "rl": Reinforce, "smear": Smear}
@@ -64,10 +64,9 @@ def test_a_step_teaches_the_gates_and_padding_changes_no_answer(make, family) ->
     first, second = (rival.loss(inputs, row_losses, torch.Generator().manual_seed(7)) for _ in range(2))
     assert torch.equal(first, second)
     first.backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in rival.trained())
-    assert all(site.routing is None for site in sites_of(model))  # a rival leaves the model as it found it
+    assert all(parameter.grad.abs().sum() > 0 for parameter in rival.parameters())
     longer = {name: F.pad(value, (0, 3)) if name != "labels" else value for name, value in inputs.items()}
-    with torch.inference_mode(), rival.serving():
+    with torch.inference_mode():
         torch.testing.assert_close(model(**longer).logits, model(**inputs).logits, rtol=1e-4, atol=1e-4)
 
 
@@ -75,7 +74,7 @@ def test_switch_adds_the_balance_of_real_tokens_to_the_loss() -> None:
     model = Toy()
     rival = Switch(model)
     rival.balance = 0.5
-    rival.trained()[0].data = torch.tensor([[2.0, 0, 0], [0, 2.0, 0]])
+    rival.gates[0].data = torch.tensor([[2.0, 0, 0], [0, 2.0, 0]])
     x = torch.tensor([[[1.0, 0, 0], [0, 1.0, 0], [0, 5.0, 0]]])  # the last token is padding
     loss = rival.loss(
         {"attention_mask": torch.tensor([[1, 1, 0]])},
@@ -93,8 +92,8 @@ def test_the_gradient_of_rl_is_that_of_the_expected_loss(monkeypatch, baseline) 
     model = Toy()
     rival = Reinforce(model)
     rival.balance = 0.0
-    rival.baselines[0].bias.data.fill_(baseline)
-    gate = rival.trained()[0]
+    rival.beside[0].bias.data.fill_(baseline)
+    gate = rival.gates[0]
     gate.data = torch.randn(2, 3)
     x, target = torch.randn(1, 2, 3), torch.randn(1, 2, 3)
 
@@ -123,18 +122,16 @@ def test_rl_draws_from_the_softmax_and_serves_the_likeliest_expert_as_it_is() ->
     torch.testing.assert_close(drawn.bincount() / 20_000, logits.softmax(dim=0), rtol=0, atol=0.02)
     model = Toy()
     rival = Reinforce(model)
-    rival.trained()[0].data = torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]])
-    with rival.serving():
-        served = model(torch.tensor([[[0.1, 2.0, 0.0], [-0.1, 2.0, 0.0]]]))
+    rival.gates[0].data = torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]])
+    served = model(torch.tensor([[[0.1, 2.0, 0.0], [-0.1, 2.0, 0.0]]]))
     torch.testing.assert_close(served, torch.tensor([[[0.2, 4.0, 0.0], [0.1, -2.0, 0.0]]]))
 
 
 def test_smear_merges_by_the_gates_probabilities() -> None:
     model = Toy()
     rival = Smear(model)
-    rival.trained()[0].data = torch.tensor([[3.0, 0, 0], [0, 0, 0]])
+    rival.gates[0].data = torch.tensor([[3.0, 0, 0], [0, 0, 0]])
     x = torch.tensor([[[1.0, 6.0, 0.0], [-1.0, 0.0, 6.0]]])
     p = torch.tensor([3.0, 0.0]).softmax(dim=0)[0]  # chance that the first token is doubled; the second's: 1 − p
-    with rival.serving():
-        expected = torch.stack([(2 * p - (1 - p)) * x[0, 0], (2 * (1 - p) - p) * x[0, 1]])
-        torch.testing.assert_close(model(x)[0], expected)
+    expected = torch.stack([(2 * p - (1 - p)) * x[0, 0], (2 * (1 - p) - p) * x[0, 1]])
+    torch.testing.assert_close(model(x)[0], expected)

@@ -19,7 +19,6 @@ from tanbr.serve.config import usable_cores
 
 app = typer.Typer()
 EXTRAS = {  # extra → what needs it
-    "hub": "--data hub",
     "parquet": "--data with Parquet files",
     "adapters": "pretrain --adapters",
     "ray": "serve --ray",

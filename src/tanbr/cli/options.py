@@ -23,7 +23,7 @@ Checkpoint = Annotated[Path | None, Argument(help="Folder of an MoE, or a list o
 MergeMethod = Annotated[
     str | None, Option(help="average, regression, ties:density=0.3, … Default: the list's, or average.")
 ]
-Data = Annotated[Path | None, Option(help="GLUE's folder, 'hub', or files of yours. Default: the generated tasks.")]
+Data = Annotated[Path | None, Option(help="GLUE's folder, or files of yours. Default: the generated tasks.")]
 Tagged = Annotated[bool, Option("--tagged", help="T5 only: texts name their task, as in the paper.")]
 Device = Annotated[str, Option(help="Torch device that models run on, as cuda or cuda:1.")]
 ConfigFile = Annotated[Path | None, Option("--config", help="TOML file of settings that differ from the defaults.")]

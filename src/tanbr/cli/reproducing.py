@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from tanbr.cli.display import console, fitted, progress
-from tanbr.cli.options import Device, command_line, examples
+from tanbr.cli.display import console, progress
+from tanbr.cli.options import command_line, examples
 
 if TYPE_CHECKING:
     from tanbr.lab.jobs import Kept
@@ -19,7 +19,6 @@ app = typer.Typer()
     epilog=examples(
         "tanbr reproduce all    # on the embedded models, in minutes",
         "tanbr reproduce fig4 fig5 --scale small --model out/minilm/model --data glue/",
-        "tanbr reproduce all --scale paper --dry-run",
     )
 )
 def reproduce(
@@ -32,8 +31,6 @@ def reproduce(
     t5: Annotated[Path | None, Option("--t5", help="Folder of a T5-MoE. At tiny: the embedded one.")] = None,
     data: Annotated[Path | None, Option(help="GLUE's folder. At tiny: the generated tasks.")] = None,
     tagged: Annotated[bool, Option("--tagged", help="The T5's texts name their task, as the paper's do.")] = False,
-    device: Device = "cpu",
-    dry_run: Annotated[bool, Option("--dry-run", help="Only list what is to run, and what it took before.")] = False,
 ) -> None:
     """Reproduce the paper's tables and figures, and report claim by claim what holds. Resumes where it stopped."""
     import torch
@@ -44,35 +41,26 @@ def reproduce(
 
     torch.set_num_threads(1)  # as the jobs run
     wanted = reproduction.chosen(parts or [])
-    setup = Setup(named(scale), out, model=model, t5=t5, data=data, tagged=tagged, device=device)
-    if dry_run:
-        took = reproduction.MINUTES.get(scale, {})
-        cells = [
-            [name, str(len(jobs)), f"{took[name]} min" if jobs and name in took else "–"]
-            for name, jobs in reproduction.missing(wanted, setup).items()
-        ]
-        title = f"scale {scale}: jobs to run (shared ones count once), and what a part took on one core"
-        console.print(*fitted(title, ["part", "jobs to run", "time"], cells), sep="\n")
-        return
-    for part in wanted:
-        setup.check(part.needs, part.name)
-    todo = sum(map(len, reproduction.missing(wanted, setup).values()))
+    setup = Setup(named(scale), out, model=model, t5=t5, data=data, tagged=tagged)
     with progress() as bars:
-        every, one = bars.add_task("all jobs", total=todo, note=""), bars.add_task("", total=1, note="")
+        every, one = bars.add_task("all jobs", total=None, note=""), bars.add_task("", total=1, note="")
+
+        def begun(jobs: int) -> None:
+            bars.update(every, total=jobs)
 
         def moved(name: str, done: int, total: int, note: str) -> None:
             bars.update(one, description=name, completed=done, total=total, note=note)
 
         def finished(name: str, kept: "Kept", was_there: bool) -> None:
+            bars.advance(every)
             if not was_there:
-                bars.advance(every)
                 bars.console.print(f"{name:32} {kept.seconds:7.1f} s", markup=False)
 
-        found = reproduction.reproduce(wanted, setup, moved=moved, finished=finished)
+        found = reproduction.reproduce(wanted, setup, begun=begun, moved=moved, finished=finished)
     for part in found.parts:
         console.print(f"[bold]{part.title}[/]")
         for claim in found.findings[part.name].claims:
-            said = f"  {claim.judgement.verdict:<22} {claim.says}: paper {claim.paper}; here {claim.ours}"
+            said = f"  {reproduction.VERDICTS[claim.holds][1]:<22} {claim.says}: paper {claim.paper}; here {claim.ours}"
             console.print(said, markup=False, soft_wrap=True)
     if found.of_others:
         anew = f"delete them in {found.setup.out}/jobs or choose another --out to measure anew"

@@ -141,9 +141,7 @@ def simulate(
     from tanbr.lab.simulate import Study
     from tanbr.lab.simulate import simulate as run
     from tanbr.lab.standings import Standings
-    from tanbr.merge import open as open_moe
     from tanbr.moe import embedded
-    from tanbr.serve.check import bytes_of
 
     folder = checkpoint or embedded.path()
     study = Study(
@@ -170,14 +168,7 @@ def simulate(
     standings = Standings(outcomes, [task.name for task in corpus.tasks], mixes)
     for title, header, cells in lay_out(standings):
         console.print(*fitted(title, header, cells, subject=standings.subject), sep="\n")
-    moe = open_moe(folder, **over, method=registry.AVERAGE)
-    written = write(
-        out,
-        standings,
-        command=options.command_line(),
-        facts=outcomes[0].facts,
-        memory=lambda count: bytes_of(moe, count) / 1e6,
-    )
+    written = write(out, standings, command=options.command_line(), facts=outcomes[0].facts)
     console.print(f"figures: {written}")
 
 

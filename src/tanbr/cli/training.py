@@ -20,7 +20,7 @@ from tanbr.lab.train.config import PRESETS, FinetuneConfig, PretrainConfig, Tuni
 
 app = typer.Typer()
 
-ROUTERS = f"{', '.join((*rivals.ROUTERS, 'served'))} (each also +regression), switch, rl, smear"
+ROUTERS = f"{', '.join(rivals.ROUTERS)} (each also +regression), switch, rl, smear"
 
 _WRITER_SURVEY = {"survey_rows": 60, "survey_blends": 80}  # writing takes longer than a head's answer
 

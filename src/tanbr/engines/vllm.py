@@ -89,7 +89,7 @@ class VllmWhole(Vllm):
             self.moe.release()
             started = rest(started, share)
 
-        export(self.moe, merge.blend, merge.folder, certify=False, progress=rested)
+        export(self.moe, merge.blend, merge.folder, progress=rested)
 
     def asked(self, body: Mapping[str, Any], label: str) -> dict[str, Any]:  # noqa: ARG002 - it has one model
         """Name the engine's only model."""

@@ -1,4 +1,4 @@
-"""The labelled rows of an experiment: generated, GLUE's (its folder, or the hub), or from files of your own."""
+"""The labelled rows of an experiment: generated, GLUE's, or from files of your own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Dataset:
 
     @cached_property
     def _own(self) -> OwnRows | None:
-        if self.place is None or str(self.place) == glue.HUB:
+        if self.place is None:
             return None
         path = Path(self.place)
         is_glue = any((path / task.name).is_dir() for task in glue.TASKS)

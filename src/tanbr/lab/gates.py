@@ -2,19 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tanbr.errors import InputError
+from tanbr.lab.train.objectives import Batch, Objective
+from tanbr.lab.train.tuner import Tuner
 from tanbr.merge import measure
-from tanbr.moe.layer import ExpertLinear, MoeSite, Routing, TokenRouting, routed, sites_of
+from tanbr.moe.layer import ExpertLinear, MoeSite, Routing, TokenRouting, route, sites_of
 
 Inputs: TypeAlias = Mapping[str, Tensor]  # what the model takes in: attention_mask (n, length), …; labels for T5
 RowLosses: TypeAlias = Callable[[], Tensor]  # runs the model, routed as it then is: the task loss of every row (n,)
@@ -36,40 +36,44 @@ def add_gates(model: Any, *, seed: int = 0) -> None:
 
 
 def gates_of(model: nn.Module) -> list[nn.Linear]:
-    """Every site's gate, in the order in which they run."""
-    gates = [site.gate for site in sites_of(model) if site.gate is not None]
-    if len(gates) < len(sites_of(model)):
-        raise InputError("this model has no gates; add fresh ones with tanbr.lab.gates.add_gates(model)")
-    return gates
+    """Every site's gate, in the order in which they run; `add_gates` has given one to each."""
+    return [site.gate for site in sites_of(model) if site.gate is not None]
 
 
-class Gated(nn.Module, ABC):
-    """A model's gates, and how they learn; parameters of the module itself are what the model does not hold."""
+class Gated(Tuner, ABC):
+    """An un-merged model whose gates learn with its norms, and route it; further parameters are the rival's own."""
 
-    routing: Routing  # of every token, in training as when served
     balance = BALANCE
 
     def __init__(self, model: Any, *, seed: int = 0) -> None:
-        super().__init__()
         add_gates(model, seed=seed)
-        self._model = (model,)  # in a tuple, where torch does not look for parameters
+        super().__init__(model)
+        route(model, self.routing(gates_of(model)[0].out_features))
+        self.beside = self.own()
+        self.gates = nn.ParameterList(gate.weight for gate in gates_of(model)).requires_grad_(True)
 
-    @property
-    def model(self) -> Any:
-        """The un-merged model whose gates learn."""
-        return self._model[0]
+    def own(self) -> nn.ModuleList:
+        """Make what learns beside the model."""
+        return nn.ModuleList()
 
-    def trained(self) -> list[nn.Parameter]:
-        """List what learns: the model's gates, and what the rival has beside them."""
-        return [*chain.from_iterable(gate.parameters() for gate in gates_of(self.model)), *self.parameters()]
+    @abstractmethod
+    def routing(self, experts: int) -> Routing:
+        """Say how every token goes to the experts, in training as when served."""
 
     @abstractmethod
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:
-        """Route the model, call `row_losses` once, and return the whole loss of the step, ready for backward."""
+        """Call `row_losses` once, and return the whole loss of the step, ready for backward."""
 
-    def serving(self) -> AbstractContextManager[None]:
-        """Route the model as it is served; also around `generate`."""
-        return routed(self.model, self.routing)
+    def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
+        """Leave the gradients of the gates' own loss; the rows' losses (n,)."""
+        kept: list[Tensor] = []
+
+        def row_losses() -> Tensor:
+            kept.append(objective.row_losses(self.model, batch))
+            return kept[0]
+
+        self.loss(objective.inputs(batch), row_losses, rng).backward()  # type: ignore[no-untyped-call]
+        return kept[0].detach()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +118,13 @@ def gumbel(logits: Tensor, rng: torch.Generator) -> Tensor:
 class Switch(Gated):
     """Top-1 routing of tokens, the output scaled by the gate's probability: that is how the gate learns."""
 
-    routing = TokenRouting(top_k=1)
+    def routing(self, experts: int) -> Routing:  # noqa: ARG002
+        """One expert a token, at its probability."""
+        return TokenRouting(top_k=1)
 
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:  # noqa: ARG002
         """Mean task loss, and α times every site's load-balance loss."""
-        with self.serving(), heard(self.model) as said:
+        with heard(self.model) as said:
             losses = row_losses()
         return losses.mean() + self.balance * balance_loss(said, real_tokens(self.model, inputs))
 
@@ -139,22 +145,25 @@ def load_balance(logits: Tensor) -> Tensor:
 class Reinforce(Gated):
     """Draws experts in training, serves the likeliest."""
 
-    routing = TokenRouting(top_k=1, normalise=True)  # outputs as they are: nothing but the reward teaches the gate
+    def routing(self, experts: int) -> Routing:  # noqa: ARG002
+        """One expert a token, whose output stays as it is: nothing but the reward teaches the gate."""
+        return TokenRouting(top_k=1, normalise=True)
 
-    def __init__(self, model: Any, *, seed: int = 0) -> None:
-        super().__init__(model, seed=seed)
-        linears = [nn.Linear(gate.in_features, 1, device=gate.weight.device) for gate in gates_of(model)]
-        self.baselines = nn.ModuleList(linears)  # of the expected reward
-        for parameter in self.baselines.parameters():
+    def own(self) -> nn.ModuleList:
+        """Make a baseline of the expected reward for each gate."""
+        gates = gates_of(self.model)
+        baselines = nn.ModuleList(nn.Linear(gate.in_features, 1, device=gate.weight.device) for gate in gates)
+        for parameter in baselines.parameters():
             nn.init.zeros_(parameter)
+        return baselines
 
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:
         """Mean task loss under drawn experts, the policy term, the baselines' squared error, the load-balance loss."""
-        with self.serving(), heard(self.model, partial(gumbel, rng=rng)) as said:
+        with heard(self.model, partial(gumbel, rng=rng)) as said:
             losses = row_losses()  # (n,)
         real = real_tokens(self.model, inputs)
         terms = [losses.mean(), self.balance * balance_loss(said, real)]
-        for site, flags, gate, baseline in zip(said, real, gates_of(self.model), self.baselines, strict=True):
+        for site, flags, gate, baseline in zip(said, real, gates_of(self.model), self.beside, strict=True):
             tokens = flags.flatten()
             seen = site.seen[tokens].detach()  # the policy's noisy gradient goes to the gate, not into the model
             reward = -losses.detach().repeat_interleave(flags.sum(dim=1))
@@ -172,11 +181,10 @@ def policy_loss(logits: Tensor, choice: Tensor, reward: Tensor, baseline: Tensor
 class Smear(Gated):
     """One merged FFN for every token, of all K experts; the task loss alone teaches the gates."""
 
-    def __init__(self, model: Any, *, seed: int = 0) -> None:
-        super().__init__(model, seed=seed)
-        self.routing = TokenRouting(gates_of(model)[0].out_features, mix="products")
+    def routing(self, experts: int) -> Routing:
+        """All experts for every token."""
+        return TokenRouting(experts, mix="products")
 
     def loss(self, inputs: Inputs, row_losses: RowLosses, rng: torch.Generator) -> Tensor:  # noqa: ARG002
         """Mean task loss."""
-        with self.serving():
-            return row_losses().mean()
+        return row_losses().mean()

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,28 +155,19 @@ def shown(standings: Standings) -> list[str]:
     return list(dict.fromkeys([*wanted, *others, *variants]))[:MOST]
 
 
-def dial(standings: Standings, memory: Callable[[int], float]) -> Figure:
-    """Draw reward against memory (MB of so many models): a line for each that fills panels, a level for others."""
-    canvas, (axis,) = figure(height=4.2)
+def dial(standings: Standings) -> Figure:
+    """Draw reward against the number of models held: a line for each that fills panels, a point for each other."""
     rows: dict[str, list[str]] = {}
     for method in standings.methods:
         rows.setdefault(re.sub(r"@\d+", "", method), []).append(method)
-    several = [name for name, methods in rows.items() if methods != [name]]
-    for name, line in lines(several, bounds=[name for name in several if name.startswith(BOUND)]):
+    canvas, (axis,) = figure(height=4.2)
+    for name, line in lines(list(rows), bounds=[name for name in rows if name.startswith(BOUND)]):
         points = sorted(rows[name], key=standings.held)
         rewards = [standings.reward(method) for method in points]
         middle = np.array([one.mean for one in rewards])
         error = np.abs([[one.low for one in rewards], [one.high for one in rewards]] - middle)
-        places = [memory(standings.held(method)) for method in points]
-        axis.errorbar(places, middle, yerr=error, marker="o", ms=4, capsize=2, **line)
-    counts = sorted({standings.held(method) for method in standings.methods})
-    for name in (name for name in rows if name not in several):
-        reward, models = standings.reward(name).mean, standings.held(name)
-        axis.axhline(reward, color=INK, lw=0.8, ls=":", zorder=1)
-        axis.plot(memory(models), reward, "D", color=INK, ms=4)
-        axis.text(memory(counts[-1]), reward, f"{name} ({models})", ha="right", va="bottom", fontsize=8.5)
-    axis.set_xticks([memory(count) for count in counts], [f"{count}\n{memory(count):.3g}" for count in counts])
-    axis.set(title="Reward against memory, 95% intervals", xlabel="models held, and their MB in float32")
+        axis.errorbar([*map(standings.held, points)], middle, yerr=error, marker="o", ms=4, capsize=2, **line)
+    axis.set(title="Reward against memory, 95% intervals", xlabel="models held")
     name_below(canvas)
     return canvas
 

@@ -1,7 +1,7 @@
 """What experiments leave behind: the demo's page, and the tables, figures and pictures of `tanbr simulate`."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +53,15 @@ def write_page(
     return write_atomically(path, page("page.html", **values))
 
 
-def write(
-    out: Path,
-    standings: Standings,
-    *,
-    command: str,
-    facts: Mapping[str, Any],
-    memory: Callable[[int], float] | None = None,
-) -> Path:
-    """Write everything into `out`; the path of the JSON. `memory` tells the MB of so many models, for the dial."""
+def write(out: Path, standings: Standings, *, command: str, facts: Mapping[str, Any]) -> Path:
+    """Write everything into `out`; the path of the JSON."""
     about = {"command": command, "commit": commit(), "version": tanbr.__version__, "facts": dict(facts)}
-    counts = sorted({standings.held(method) for method in standings.methods})
-    if memory is not None and any(standings.held(method) > 1 for method in standings.methods if method != "tags"):
-        about["memory_mb"] = {str(count): memory(count) for count in counts}
-        pictures.png(pictures.dial(standings, memory), out / "dial.png")
     path = write_atomically(out / "simulate.json", json.dumps({**about, **standings.to_json()}, indent=1) + "\n")
     write_atomically(out / "results.md", markdown(standings, command=command))
     mix, blend = _followed(standings)
     drawn = {"reward": pictures.rewards(standings), "regret": pictures.regret(standings), "mix": mix, "blend": blend}
+    if any(standings.held(method) > 1 for method in standings.methods if method != "tags"):
+        drawn["dial"] = pictures.dial(standings)
     for name, canvas in drawn.items():
         pictures.png(canvas, out / f"{name}.png")
     return path

@@ -171,6 +171,12 @@ def job_of(study: Study, bench: Bench, seed: int, name: str) -> Job:
     return Job(f"seed{seed}-{name.replace(':', '.').replace('/', '.')}", run, study.facts(bench, name))
 
 
+def earned(slots: Mapping[str, Any]) -> FloatArray:
+    """Give the mean reward of each kept slot's requests (T,)."""
+    reward, counts = (np.array(slots[name], dtype=np.float64) for name in ("reward", "counts"))
+    return np.asarray(np.nansum(reward * counts, axis=1) / counts.sum(axis=1))
+
+
 def _outcome(seed: int, name: str, job: Job, kept: Kept) -> Outcome:
     versions, *arrays = (np.array(kept.result["slots"][column], dtype=np.float64) for column in COLUMNS)
     records = [SlotRecord(t, int(version), *(of[t] for of in arrays)) for t, version in enumerate(versions)]

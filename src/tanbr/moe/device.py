@@ -1,4 +1,4 @@
-"""Where a model computes: the torch device that a name means here, and when it has done its work.
+"""Where a model computes: the torch device that a name means here.
 
 Tensors are made where the model is (`model.device`), and come back by `.cpu()`. Whatever is drawn is drawn on the CPU,
 so that a seed means the same everywhere.
@@ -19,9 +19,3 @@ def device_of(name: str) -> torch.device:
         said = f"device must be one that torch can use here (got {name!r}: {reason}); set device to cpu"
         raise ConfigError(said) from None
     return device
-
-
-def finish(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given: only then does a clock say how long it took."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

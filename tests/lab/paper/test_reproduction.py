@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,12 +10,10 @@ import numpy as np
 import pytest
 
 from tanbr.errors import CheckpointError
-from tanbr.lab.jobs import Job, Tick, commit
-from tanbr.lab.paper import online, reproduction
-from tanbr.lab.paper.claim import Findings, Part
-from tanbr.lab.paper.reproduction import PARTS, Reproduction, missing, reproduce
-from tanbr.lab.paper.setup import ModelSize, Scale, Setup, scale
-from tanbr.lab.paper.tuned import job
+from tanbr.lab.jobs import commit
+from tanbr.lab.paper import reproduction
+from tanbr.lab.paper.reproduction import PARTS, Reproduction, reproduce
+from tanbr.lab.paper.setup import Scale, Setup, scale
 from tanbr.lab.simulate import Answered
 from tanbr.lab.tasks import tiny
 from tanbr.lab.train.config import Tuning
@@ -26,7 +23,8 @@ from tanbr.tasks.rows import Row
 FEW: Scale = replace(
     scale("tiny"), seeds=(0,), swept_seeds=(0,),
     tuning=Tuning(steps=3, batch=8, train_rows=16, eval_rows=4, warmup=1, log_every=1, save_every=3),
-    served_slots=2, least_answers=1, slots=4, after=2, requests=16, t5=ModelSize(32, 64, 1, 8, 50), length=8,
+    served_slots=2, least_answers=1, slots=4, after=2, requests=16, length=8,
+    t5={"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 50},
     batches=(1, 4), rounds=1, cell_seconds=0.1, experts=(4, 6), regret_slots=30,
 )  # fmt: skip
 
@@ -87,32 +85,16 @@ def test_nothing_is_measured_twice_and_work_is_cleared_away(done: Reproduction) 
     assert {path.name for path in done.setup.out.iterdir()} == {
         "jobs", "pictures", "report.html", "report.md", "results.json",
     }  # fmt: skip
-    assert not any(missing(list(PARTS.values()), done.setup).values())
     assert set(done.jobs["fig5"]) < set(done.jobs["fig4"])
+    run: list[str] = []
+
+    def finished(name: str, _: object, was_there: bool) -> None:
+        if not was_there:
+            run.append(name)
+
     other = Setup(replace(done.setup.scale, experts=(4, 6, 8)), done.setup.out)
-    assert [one.name for one in missing([PARTS["fig6"]], other)["fig6"]] == ["fig6-8"]
-
-
-def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path) -> None:
-    ran: list[str] = []
-
-    def part(*names: str, stop: str = "") -> Part:
-        def work(name: str, _: Tick) -> str:
-            ran.append(name)
-            if name == stop:
-                raise KeyboardInterrupt
-            return name
-
-        jobs = [Job(name, partial(work, name), {}) for name in names]
-        return Part("a", "A", "", lambda _: jobs, lambda _, results: Findings([], pictures=dict(results)))
-
-    with pytest.raises(KeyboardInterrupt):
-        reproduce([part("one", "two", "three", stop="two")], setup(tmp_path))
-    heard: list[tuple[str, object]] = []
-    parts = [part("one", "two", "three", "one")]
-    reproduce(parts, setup(tmp_path), finished=lambda name, kept, was_there: heard.append((name, was_there)))
-    assert ran == ["one", "two", "two", "three"]
-    assert heard == [("one", True), ("two", False), ("three", False)]
+    reproduce([PARTS["fig6"], PARTS["fig5"]], other, finished=finished)
+    assert run == ["fig6-8"]
 
 
 def test_a_model_of_the_other_kind_is_refused() -> None:
@@ -130,11 +112,3 @@ def test_a_task_that_hardly_came_has_no_metric() -> None:
         answered([Row(task.name, "x", float(i % 2)) for i in range(count)], np.array([1.0, 0.0, 1.0, 0.0, 1.0])[:count])
     assert set(answered.figures(least=3)) == {task.name for task in tiny.TASKS} - {"similarity"}
     assert answered.figures(least=2)["similarity"] == -1.0
-
-
-def test_a_device_is_a_fact_of_what_is_timed_alone() -> None:
-    here, there = (Setup(scale("tiny"), Path("out"), device=device) for device in ("cpu", "meta"))
-    facts = job(here, "paper", 0).facts
-    assert "device" not in str(facts)  # results of before there were devices stay what they are
-    assert job(there, "paper", 0).facts == {**facts, "device": "meta"}
-    assert [one.facts for one in online.jobs(here)] == [one.facts for one in online.jobs(there)]

@@ -9,12 +9,10 @@ from torch import Tensor
 
 from moe.tiny import build
 from tanbr.errors import DataError
-from tanbr.lab.rivals import fisher as fisher_of
 from tanbr.lab.rivals.fisher import diagonal, fisher
 from tanbr.lab.rivals.probes import Probe
 from tanbr.lab.rivals.regmean import regmean
 from tanbr.merge import Moe
-from tanbr.merge import measure as measuring
 from tanbr.merge import open as open_moe
 from tanbr.merge.measure import experts_alone, grams, linears
 
@@ -55,21 +53,6 @@ merges = pytest.mark.parametrize("merge", [fisher, regmean])
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory) -> Moe:
     return saved(tmp_path_factory.mktemp("moe"), request.param)
-
-
-@merges
-def test_where_no_expert_has_seen_anything_weights_are_averaged(family: Moe, merge, monkeypatch) -> None:
-    def nothing(model: Any, layers: Any, own: Any) -> dict[str, Tensor]:
-        weights = {name: model.get_parameter(f"{name}.weight") for name in layers}
-        if merge is regmean:
-            return {name: 1e-9 * torch.eye(weight.shape[1]).double() for name, weight in weights.items()}
-        return {f"{name}.weight": torch.zeros_like(weight) for name, weight in weights.items()}
-
-    place, name = (measuring, "grams") if merge is regmean else (fisher_of, "diagonal")
-    monkeypatch.setattr(place, name, nothing)
-    merged, average = merge(family, some_probes(family)).state_dict(), family.dense().state_dict()
-    for name, value in average.items():
-        torch.testing.assert_close(merged[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_the_information_is_that_of_single_rows(family: Moe) -> None:

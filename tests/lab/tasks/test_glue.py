@@ -1,14 +1,11 @@
 """GLUE's folders are read as they are, and what is wrong with them is said."""
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tanbr.errors import DataError
 from tanbr.lab.tasks import glue
-from tanbr.tasks.rows import Row
 
 FILES = {
     "CoLA": ["s1\t1\t\tThe cat sat.", 's2\t0\t*\tCat the "sat.'],
@@ -46,16 +43,6 @@ def test_every_task_is_read(folder: Path, split: str) -> None:
     assert rows["RTE"][0].text == ("It rains.", "It is wet.")
 
 
-def test_rows_are_shuffled_by_the_seed_before_the_limit_cuts(folder: Path) -> None:
-    rewrite(folder, "SST-2", ["sentence\tlabel", *(f"film {number}\t1" for number in range(50))])
-
-    def first(seed: int) -> list[object]:
-        return [row.text for row in glue.load(folder, tasks=["SST-2"], limit=10, seed=seed)["SST-2"]]
-
-    assert first(0) == first(0) != first(1)
-    assert first(0) != [f"film {number}" for number in range(10)]
-
-
 def test_a_handful_of_broken_lines_is_skipped(folder: Path) -> None:
     good = [f"{number}\t1\t2\tWhy {number}?\tHow?\t0" for number in range(2000)]
     rewrite(folder, "QQP", [FILES["QQP"][0], *good, "0\t1\tbroken"])
@@ -88,19 +75,3 @@ def test_what_is_missing(folder: Path, tmp_path: Path) -> None:
     (folder / "RTE" / "train.tsv").write_bytes(b"index\tsentence1\tsentence2\tlabel\n0\t\xff\tb\tentailment\n")
     with pytest.raises(DataError, match="not UTF-8"):
         glue.load(folder, tasks=["RTE"])
-
-
-def test_rows_from_the_hub_which_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def load_dataset(repository: str, name: str, *, split: str) -> list[dict[str, object]]:
-        asked.append((repository, name, split))
-        return [{"premise": " It rains. ", "hypothesis": "It is dry.", "label": 2, "idx": 0}]
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    rows = glue.load("hub", tasks=["MNLI"], split="dev")["MNLI"]
-    assert rows == [Row("MNLI", ("It rains.", "It is dry."), 2.0)]
-    assert asked == [("nyu-mll/glue", "mnli", "validation_matched")]
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'tanbr\[hub\]'"):
-        glue.load("hub")

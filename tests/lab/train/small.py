@@ -1,16 +1,13 @@
 """Small tasks, tokenizers and dense checkpoints to train from."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 from transformers.utils import logging
 
-from elsewhere import elsewhere
 from tanbr.lab.tasks import glue
 from tanbr.lab.train.checkpoints import prepare, upcycled, write
 from tanbr.lab.train.config import Preset
@@ -109,19 +106,6 @@ def moe(folder: Path, kind: str = "bert", *, experts: int = 3, card: Card | None
         for weight in (weight for weight in model.parameters() if weight.dim() == 3):
             weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
     return write(model, folder / "moe", start, card=card)
-
-
-def elsewhere_too(out: Path, train: Callable[[Preset, Path], Path], config: Preset = CONFIG) -> None:
-    """Train here, and on another device: files that end in the same name hold the same tensors."""
-    with elsewhere() as device:
-        here = train(config, out / "here")
-        there = train(config.model_copy(update={"device": str(device)}), out / "there")
-    files = [file.relative_to(here) for file in here.rglob("*.safetensors")]
-    assert files
-    for file in files:
-        one, other = load_file(here / file), load_file(there / file)
-        assert one.keys() == other.keys()
-        assert all(torch.equal(value, other[name]) for name, value in one.items()), file
 
 
 class Stopped(Exception):

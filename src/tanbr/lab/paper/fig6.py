@@ -10,7 +10,6 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from tanbr.lab.jobs import Job, Tick
-from tanbr.lab.paper import claim
 from tanbr.lab.paper.claim import Claim, Findings, Part, Results, Table
 from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import line_chart
@@ -99,20 +98,19 @@ def findings(setup: Setup, results: Results) -> Findings:
         Claim(
             "more experts need more update steps to 20 feasible leaves", "rising with K, no figure given",
             f"{steps[0]:.0f} at K = {experts[0]}, {steps[-1]:.0f} at K = {experts[-1]}, rank correlation {rank:.2f}",
-            claim.checks({"more steps at the largest K than at the smallest": steps[-1] > steps[0],
-                          "rank correlation of steps and K above 0.7": rank > 0.7}),
+            steps[-1] > steps[0] and rank > 0.7,
             "boxes of more dimensions are more often infeasible, so more splits are wasted",
         ),
         Claim(
             "a decision at the largest K takes below 0.4 ms", f"< {LIMIT} ms at K = 192",
             f"{times[-1]['median']:.3f} ms at K = {experts[-1]} "
             f"(quartiles {times[-1]['low']:.3f}–{times[-1]['high']:.3f})",
-            claim.below(times[-1]["median"], LIMIT, unit=" ms"), f"one CPU core, {LEAVES} leaves, width {WIDTH}",
+            times[-1]["median"] <= LIMIT, f"one CPU core, {LEAVES} leaves, width {WIDTH}",
         ),
         Claim(
             "a decision takes longer with more experts", "rising with K, no figure given",
             f"{times[0]['median']:.3f} ms at K = {experts[0]}, {times[-1]['median']:.3f} ms at K = {experts[-1]}",
-            claim.checks({"slower at the largest K than at the smallest": times[-1]["median"] > times[0]["median"]}),
+            times[-1]["median"] > times[0]["median"],
         ),
     ]  # fmt: skip
     rows = [

@@ -1,18 +1,18 @@
 """Fig. 4 and 5: online reward on a BERT-MoE, while routers learn and once learning is over."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import product
 
 import numpy as np
 
 from tanbr.lab.intervals import Spread
-from tanbr.lab.jobs import Job, Tick
-from tanbr.lab.paper import claim
-from tanbr.lab.paper.claim import OURS, Claim, Findings, Part, Results, Table
+from tanbr.lab.jobs import Job
+from tanbr.lab.paper.claim import OURS, Claim, Findings, Part, Results, Table, above
 from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import bar_chart, line_chart, smooth
-from tanbr.lab.simulate import Study, play
+from tanbr.lab.simulate import Study, earned, job_of
 from tanbr.types import FloatArray
 
 RIVALS = ("nucb", "regmean", "fisher", "average")
@@ -25,34 +25,24 @@ PAPER_SLOTS = 5_000
 def jobs(setup: Setup, mixes: Sequence[str] = tuple(TRAFFIC)) -> list[Job]:
     """Make one job for each mix, method and seed."""
     scale = setup.scale
-    sizes = {"slots": scale.slots + scale.after, "requests": scale.requests, "pool": scale.pool}
-    facts = {"model": setup.name_of("model"), "data": setup.data_name, **sizes}
     return [
-        Job(
-            f"online-{mix}-{method}-seed{seed}",
-            partial(_play, setup, mix, method, seed),
-            {**facts, "mix": mix, "method": method, "seed": seed},
-        )
-        for mix in mixes
-        for method in METHODS
-        for seed in scale.seeds
+        replace(job_of(_study(setup, mix), setup.bench, seed, name), name=f"online-{mix}-{name}-seed{seed}")
+        for mix, name, seed in product(mixes, METHODS, scale.seeds)
     ]
 
 
-def _play(setup: Setup, mix: str, method: str, seed: int, tick: Tick) -> dict[str, Any]:
+def _study(setup: Setup, mix: str) -> Study:
     scale = setup.scale
-    study = Study(
+    return Study(
         setup.bert_moe.path, data=setup.data, traffic=TRAFFIC[mix], slots=scale.slots + scale.after,
         requests=scale.requests, pool=scale.pool, answers="labels",
     )  # fmt: skip
-    records, _ = play(study, setup.bench, seed, method, tick)
-    return {"rewards": np.round([record.total_reward for record in records], 4)}
 
 
 def _rewards(setup: Setup, results: Results, mix: str) -> dict[str, FloatArray]:
     """Give each method's reward by seed and slot (seeds, T)."""
     return {
-        name: np.array([results[f"online-{mix}-{name}-seed{seed}"]["rewards"] for seed in setup.scale.seeds])
+        name: np.array([earned(results[f"online-{mix}-{name}-seed{seed}"]["slots"]) for seed in setup.scale.seeds])
         for name in METHODS
     }
 
@@ -60,21 +50,21 @@ def _rewards(setup: Setup, results: Results, mix: str) -> dict[str, FloatArray]:
 def fig4(setup: Setup, results: Results) -> Findings:
     """Compare Algorithm 1 and the default mode with NUCB while they learn, and with all rivals after."""
     slots, early = setup.scale.slots, max(1, setup.scale.slots // 10)
-    earned = {mix: _rewards(setup, results, mix) for mix in TRAFFIC}
-    late = {mix: {name: of[:, slots:].mean(axis=1) for name, of in found.items()} for mix, found in earned.items()}
+    rewards = {mix: _rewards(setup, results, mix) for mix in TRAFFIC}
+    late = {mix: {name: of[:, slots:].mean(axis=1) for name, of in found.items()} for mix, found in rewards.items()}
     claims = []
     for ours, words in OURS.items():
-        ahead = earned["dynamic"][ours] - earned["dynamic"]["nucb"]  # (seeds, T)
+        ahead = rewards["dynamic"][ours] - rewards["dynamic"]["nucb"]  # (seeds, T)
         start, end = Spread.of(-ahead[:, :early].mean(axis=1)), Spread.of(ahead[:, slots:].mean(axis=1))
         claims += [
             Claim(
                 f"at first Tanbr earns less than NUCB ({words})", "less, no figure given",
-                f"{-100 * start.mean:+.1f} points over the first {early} slots", claim.above(start),
+                f"{-100 * start.mean:+.1f} points over the first {early} slots", above(start),
                 f"few candidate blends at first, says the paper; {slots} slots of learning here",
             ),
             Claim(
                 f"in the end Tanbr earns more than NUCB ({words})", "more, no figure given",
-                f"{end.words(factor=100)} points over the last {setup.scale.after} slots", claim.above(end),
+                f"{end.words(factor=100)} points over the last {setup.scale.after} slots", above(end),
                 f"after {slots} slots of learning; the paper has {PAPER_SLOTS:,}",
             ),
         ]  # fmt: skip
@@ -86,7 +76,7 @@ def fig4(setup: Setup, results: Results) -> Findings:
             claims.append(Claim(
                 f"{mix} mix, after learning: Tanbr is above every other merge ({words})", paper,
                 ", ".join(f"{own.mean() / late[mix][name].mean() - 1:+.1%} {name}" for name in RIVALS),
-                claim.above(difference), f"the best rival is {best}: {difference.words(factor=100)} points",
+                above(difference), f"the best rival is {best}: {difference.words(factor=100)} points",
             ))  # fmt: skip
     header = ["method", "while learning", "after", "after, by seed"]
     tables = [
@@ -95,11 +85,11 @@ def fig4(setup: Setup, results: Results) -> Findings:
              ", ".join(f"{value:.3f}" for value in late[mix][name])]
             for name, of in found.items()
         ])
-        for mix, found in earned.items()
+        for mix, found in rewards.items()
     ]  # fmt: skip
     window = max(1, (slots + setup.scale.after) // 12)
     curves = {
-        label: smooth(earned["dynamic"][name].mean(axis=0), window) for name, label in {**OURS, "nucb": "NUCB"}.items()
+        label: smooth(rewards["dynamic"][name].mean(axis=0), window) for name, label in {**OURS, "nucb": "NUCB"}.items()
     }
     return Findings(claims, tables, {
         "Online reward while learning, moving mix": line_chart(
@@ -124,8 +114,7 @@ def fig5(setup: Setup, results: Results) -> Findings:
         claims.append(Claim(
             f"slot by slot Tanbr is above the others under a moving mix ({words})", "5–10% above, slot by slot",
             ", ".join(f"{rival} in {share:.0%} of slots" for rival, share in ahead.items()),
-            claim.checks({f"ahead of {rival} in more than half of the slots": s > 0.5 for rival, s in ahead.items()}),
-            f"the last {after} slots of every seed; a tie counts as half",
+            all(share > 0.5 for share in ahead.values()), f"the last {after} slots of every seed; a tie counts as half",
         ))  # fmt: skip
     series = {name: (np.arange(slots, slots + after), smooth(of[0], 3)) for name, of in late.items()}
     picture = line_chart(series, title="Reward, mean of three slots", xlabel="slot")

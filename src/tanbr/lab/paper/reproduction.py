@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from tanbr.errors import ConfigError
 from tanbr.files import check_writable, write_atomically
 from tanbr.lab import jobs
-from tanbr.lab.jobs import Job, Kept, Moved
+from tanbr.lab.jobs import Kept, Moved
 from tanbr.lab.paper import fig6, online, table1, theorem1, tuned
-from tanbr.lab.paper.claim import VERDICTS, Claim, Findings, Part, Verdict
+from tanbr.lab.paper.claim import RULES, Findings, Part
 from tanbr.lab.paper.setup import Setup
 from tanbr.lab.pictures import png
 from tanbr.lab.report import drawing, page
@@ -32,11 +32,7 @@ PARTS: dict[str, Part] = {  # in the paper's order
     )
 }  # fmt: skip
 ALL = "all"
-MINUTES = {  # what the parts took on one core when they were last run; runs that several share count once
-    "tiny": {"table1": 2, "fig2": 6, "fig4": 4, "fig6": 1, "fig7": 3, "theorem1": 1},
-    "small": {"table1": 61, "fig2": 75, "fig4": 101, "fig6": 1, "fig7": 12, "theorem1": 3},
-}
-MARKS: dict[Verdict, str] = {"reproduced": "✓", "partly": "◐", "not": "✗", "cannot be tested here": "–"}
+VERDICTS = {True: ("✓", "holds"), False: ("✗", "does not hold"), None: ("–", "cannot be tested here")}
 SCALE_WORDS = {
     "tiny": "the embedded models and generated tasks: this shows that the way from paper to figure works, and which "
     "claims hold on a small scale; it says little of models of the paper's size",
@@ -73,15 +69,11 @@ class Reproduction:
         return f"{others.total()} of {len(self.kept)} results are of other commits ({counts})" if others else ""
 
 
-def folder(setup: Setup) -> Path:
-    """Where the jobs' results lie."""
-    return setup.out / "jobs"
-
-
 def reproduce(
     parts: Sequence[Part],
     setup: Setup,
     *,
+    begun: Callable[[int], None] = lambda _: None,
     moved: Moved = lambda *_: None,
     finished: Callable[[str, Kept, bool], None] = lambda *_: None,
 ) -> Reproduction:
@@ -89,22 +81,13 @@ def reproduce(
     for part in parts:
         setup.check(part.needs, part.name)
     of = {part.name: part.jobs(setup) for part in parts}
-    kept = jobs.run(folder(setup), [job for own in of.values() for job in own], moved=moved, finished=finished)
+    every = {job.name: job for own in of.values() for job in own}  # parts share some
+    begun(len(every))
+    kept = jobs.run(setup.out / "jobs", every.values(), moved=moved, finished=finished)
     shutil.rmtree(setup.out / "work", ignore_errors=True)  # models and states: everything is measured
     results = {name: one.result for name, one in kept.items()}
     findings = {part.name: part.findings(setup, results) for part in parts}
     return Reproduction(setup, findings, parts, {name: [job.name for job in own] for name, own in of.items()}, kept)
-
-
-def missing(parts: Sequence[Part], setup: Setup) -> dict[str, list[Job]]:
-    """List each part's jobs that are not done, each under the first part that needs it."""
-    seen: set[str] = set()
-    found: dict[str, list[Job]] = {}
-    for part in parts:
-        own = {job.name: job for job in part.jobs(setup) if job.name not in seen}
-        found[part.name] = [job for job in own.values() if jobs.load(folder(setup), job) is None]
-        seen |= set(own)
-    return found
 
 
 def write(found: Reproduction, *, command: str) -> Path:
@@ -129,31 +112,12 @@ def write(found: Reproduction, *, command: str) -> Path:
 def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
     """Lay out everything that a report says, pictures but by their captions and files."""
     setup, scale = found.setup, found.setup.scale.name
-    parts: list[dict[str, Any]] = []
-    for part in found.parts:
-        findings, kept = found.findings[part.name], [found.kept[name] for name in found.jobs[part.name]]
-        seeds = getattr(setup.scale, part.seeds, ())
-        parts.append(
-            {
-                "name": part.name,
-                "title": part.title,
-                "about": part.about,
-                "command": _command(part, setup),
-                "commits": sorted({one.commit for one in kept}),
-                "seconds": sum(one.seconds for one in kept),
-                "claims": [_flat(claim) | {"seeds": seeds} for claim in findings.claims],
-                "tables": [vars(table) for table in findings.tables],
-                "pictures": [
-                    {"caption": caption, "file": f"pictures/{part.name}-{number}.png"}
-                    for number, caption in enumerate(findings.pictures, 1)
-                ],
-            }
-        )
+    parts = [_part(found, part) for part in found.parts]
     not_run = [part for name, part in PARTS.items() if name not in found.findings]
     counts = Counter(claim["verdict"] for part in parts for claim in part["claims"])
     needed = {need for part in found.parts for need in part.needs}
+    models: dict[Literal["model", "t5"], str] = {"model": "BERT-MoE", "t5": "T5-MoE"}
     python = f"Python {platform.python_version()}, torch {torch.__version__.split('+')[0]}"
-    elsewhere = "".join(f", models on {device}" for device in setup.timed_on.values())
     in_part = f" in part ({scale}): {', '.join(found.findings)}" if not_run else f" ({scale})"
     return {
         "title": f"The paper, reproduced{in_part}",
@@ -163,23 +127,35 @@ def laid_out(found: Reproduction, *, command: str) -> dict[str, Any]:
         "commit": jobs.commit(),
         "elsewhere": found.of_others,
         "not_run": [{"title": part.title, "command": _command(part, setup)} for part in not_run],
-        "models": [f"BERT-MoE {setup.name_of('model')}"] * ("model" in needed)
-        + [f"T5-MoE {setup.name_of('t5')}"] * ("t5" in needed),
-        "machine": f"{os.cpu_count()} cores ({platform.machine()}), {python}, one thread{elsewhere}",
-        "counts": [(verdict, MARKS[verdict], counts[verdict]) for verdict in VERDICTS],
+        "models": [f"{kind} {setup.name_of(name)}" for name, kind in models.items() if name in needed],
+        "machine": f"{os.cpu_count()} cores ({platform.machine()}), {python}, one thread",
+        "counts": [(verdict, mark, counts[verdict]) for mark, verdict in VERDICTS.values()],
+        "rules": RULES,
         "minutes": sum(kept.seconds for kept in found.kept.values()) / 60,
         "parts": parts,
     }
 
 
-def _flat(claim: Claim) -> dict[str, Any]:
-    words = {name: getattr(claim, name) for name in ("says", "paper", "ours", "reason")}
-    return {**words, **vars(claim.judgement), "mark": MARKS[claim.judgement.verdict]}
+def _part(found: Reproduction, part: Part) -> dict[str, Any]:
+    findings, kept = found.findings[part.name], [found.kept[name] for name in found.jobs[part.name]]
+    seeds = getattr(found.setup.scale, part.seeds, ())
+    captions = enumerate(findings.pictures, 1)
+    return {
+        **{name: getattr(part, name) for name in ("name", "title", "about")},
+        "command": _command(part, found.setup),
+        "commits": sorted({one.commit for one in kept}),
+        "seconds": sum(one.seconds for one in kept),
+        "claims": [
+            vars(claim) | {"mark": VERDICTS[claim.holds][0], "verdict": VERDICTS[claim.holds][1], "seeds": seeds}
+            for claim in findings.claims
+        ],
+        "tables": [vars(table) for table in findings.tables],
+        "pictures": [{"caption": caption, "file": f"pictures/{part.name}-{n}.png"} for n, caption in captions],
+    }
 
 
 def _command(part: Part, setup: Setup) -> str:
     """Give the command that runs a part, with the options it needs; folders are left to the reader."""
-    needs = () if setup.embedded else part.needs
-    tagged = ["--tagged"] if setup.tagged and "t5" in part.needs else []
-    words = [f"--{need} {need.upper()}" for need in needs] + [f"--device {name}" for name in setup.timed_on.values()]
-    return " ".join(["tanbr reproduce", part.name, "--scale", setup.scale.name, *words, *tagged])
+    words = [] if setup.embedded else [f"--{need} {need.upper()}" for need in part.needs]
+    words += ["--tagged"] if setup.tagged and "t5" in part.needs else []
+    return " ".join(["tanbr reproduce", part.name, "--scale", setup.scale.name, *words])

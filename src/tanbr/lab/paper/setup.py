@@ -1,5 +1,6 @@
 """How large an experiment is: `tiny` on the embedded models, `small` on small real ones, `paper` as published."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,36 +15,9 @@ from tanbr.lab.train.config import Tuning
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.moe import embedded
-from tanbr.moe.device import device_of
 from tanbr.tasks.rows import Task
 
 K = 8  # experts, as in the paper
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """The shape of a T5-MoE."""
-
-    width: int  # D
-    ffn: int  # F
-    layers: int  # of the encoder, and as many of the decoder
-    experts: int  # K
-    words: int  # in the vocabulary
-
-    @property
-    def ffns(self) -> int:
-        """Parameters of one expert's FFNs in all layers."""
-        return 4 * self.width * self.ffn * self.layers
-
-    @property
-    def dense(self) -> int:
-        """Parameters of a merged model, near enough."""
-        return 12 * self.width**2 * self.layers + self.ffns + self.words * self.width
-
-    @property
-    def whole(self) -> int:
-        """Parameters of all experts and the rest."""
-        return self.dense + (self.experts - 1) * self.ffns
 
 
 @dataclass(frozen=True)
@@ -58,7 +32,7 @@ class Scale:
     after: int  # further slots once learning is over
     requests: int
     pool: int  # most rows per task that requests are drawn from
-    t5: ModelSize  # of random weights, for times: table1
+    t5: Mapping[str, int]  # shape of a T5 with random weights, for times: table1
     length: int  # tokens of a timed text
     batches: tuple[int, ...]
     rounds: int  # of timings
@@ -74,14 +48,14 @@ _TINY = Scale(
     tuning=Tuning(steps=50, batch=32, train_rows=1_000, eval_rows=40, warmup=5, log_every=2, save_every=50,
                           rate=3e-3),
     swept_seeds=(0, 1), served_slots=24, slots=90, after=30, requests=48, pool=600,
-    t5=ModelSize(128, 512, 2, K, 500), length=32,
+    t5={"d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 2, "num_heads": 4, "vocab_size": 500}, length=32,
     batches=(1, 8, 128), rounds=3, cell_seconds=2.0, regret_slots=400,
 )  # fmt: skip
 _SMALL = Scale(
     name="small",
     tuning=Tuning(steps=40, batch=12, train_rows=4_000, eval_rows=16, max_length=64, log_every=1, warmup=5),
     swept_seeds=(0,), served_slots=12, slots=160, after=40, requests=64, pool=1_500,
-    t5=ModelSize(512, 1024, 8, K, 32_128), length=128,
+    t5={"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 8, "num_heads": 8, "vocab_size": 32_128}, length=128,
     batches=(1, 8, 32, 128), rounds=3, cell_seconds=8.0, regret_slots=2_000,
 )  # fmt: skip
 _PAPER = Scale(
@@ -89,7 +63,7 @@ _PAPER = Scale(
     tuning=Tuning(steps=10_000, batch=128, train_rows=1_000_000, eval_rows=10_000, max_length=128,
                           save_every=500),
     swept_seeds=(0, 1, 2), served_slots=500, slots=5_000, after=500, requests=128, pool=1_000_000,
-    t5=ModelSize(768, 3072, 12, K, 32_128), length=128,
+    t5={"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "vocab_size": 32_128}, length=128,
     batches=(1, 8, 32, 128), rounds=7, cell_seconds=600.0, regret_slots=5_000,
 )  # fmt: skip
 NAMED: dict[str, Scale] = {"tiny": _TINY, "small": _SMALL, "paper": _PAPER}
@@ -97,7 +71,7 @@ NAMED: dict[str, Scale] = {"tiny": _TINY, "small": _SMALL, "paper": _PAPER}
 WHERE = {
     "model": "--model names the folder of a BERT-MoE; make one with `tanbr pretrain --preset minilm`",
     "t5": "--t5 names the folder of a T5-MoE; make one with `tanbr pretrain --preset flan-t5`",
-    "data": "--data names GLUE's folder (its eight tasks as TSV files, from gluebenchmark.com), or `hub`",
+    "data": "--data names GLUE's folder (its eight tasks as TSV files, from gluebenchmark.com)",
 }
 
 
@@ -118,11 +92,9 @@ class Setup:
     t5: Path | None = None
     data: Path | None = None
     tagged: bool = False  # whether the T5's texts name their task, as the paper's do
-    device: str = "cpu"
 
     def check(self, needs: tuple[str, ...], part: str) -> None:
         """Refuse a scale whose models or data are missing, or are others than it needs, before anything runs."""
-        device_of(self.device)
         if self.tagged and self.embedded and self.t5 is None and "t5" in needs:
             raise ConfigError(
                 f"{part} with --tagged needs a T5-MoE that knows the names of tasks, and the embedded one does not: "
@@ -158,16 +130,6 @@ class Setup:
         """What the rows are called."""
         return "generated" if self.data is None else f"{Dataset(self.data).name} dev"
 
-    @property
-    def timed_on(self) -> dict[str, str]:
-        """What times depend on beside the machine, and rewards do not: the device, where it is not the CPU."""
-        return {} if self.device == "cpu" else {"device": self.device}
-
-    @property
-    def clock(self) -> str:
-        """What times are of, in words."""
-        return "CPU time" if self.device == "cpu" else f"time on {self.device}"
-
     def name_of(self, which: Literal["model", "t5"]) -> str:
         """Tell a model by its weights; nothing where none is named yet."""
         if getattr(self, which) is None and not self.embedded:
@@ -183,12 +145,12 @@ class Setup:
     @cached_property
     def bert_moe(self) -> Moe:
         """The model that answers by a head."""
-        return open_moe(self.model or embedded.path(), device=self.device)
+        return open_moe(self.model or embedded.path())
 
     @cached_property
     def t5_moe(self) -> Moe:
         """The model that writes."""
-        return open_moe(self.t5 or embedded.path("t5"), device=self.device)
+        return open_moe(self.t5 or embedded.path("t5"))
 
     @cached_property
     def bench(self) -> Bench:

@@ -16,6 +16,7 @@ import numpy as np
 
 from tanbr.files import write_atomically
 from tanbr.lab.pictures import figure, lines, name_below, png, smooth
+from tanbr.lab.simulate import earned
 from tanbr.types import FloatArray
 
 FIRST, SETTLED, WINDOW = 20, 30, 20  # slots: the first, from which on, and over which a line is averaged
@@ -27,15 +28,14 @@ def rewards(folder: Path) -> dict[str, dict[int, FloatArray]]:
     for path in sorted(folder.glob("runs/*.json")):
         seed, method = path.stem.removeprefix("seed").split("-", 1)
         slots = json.loads(path.read_text(encoding="utf-8"))["result"]["slots"]
-        reward, counts = (np.array(slots[name], dtype=np.float64) for name in ("reward", "counts"))
-        found.setdefault(method, {})[int(seed)] = np.nansum(reward * counts, axis=1) / counts.sum(axis=1)
+        found.setdefault(method, {})[int(seed)] = earned(slots)
     return found
 
 
 def figures(folder: Path) -> dict[str, Any]:
     """Say by what command a folder was made, of which model, and what each method earned with each seed."""
     about = json.loads((folder / "simulate.json").read_text(encoding="utf-8"))
-    earned = {
+    means = {
         method: {
             f"seed{seed}": {
                 "all": round(float(slots.mean()), 4),
@@ -46,7 +46,7 @@ def figures(folder: Path) -> dict[str, Any]:
         }
         for method, of in rewards(folder).items()
     }
-    return {"command": about["command"], "model_sha256": about["facts"]["model_sha256"], "rewards": earned}
+    return {"command": about["command"], "model_sha256": about["facts"]["model_sha256"], "rewards": means}
 
 
 def draw(above: list[str], below: list[str], path: Path) -> None:
@@ -58,9 +58,9 @@ def draw(above: list[str], below: list[str], path: Path) -> None:
         first = np.zeros(0)
         for label, place in part:
             folder, _, method = place.rpartition(":")
-            earned = np.mean(list(rewards(Path(folder))[method].values()), axis=0)
-            first = earned if label == part[0][0] else first
-            axis.plot(100 * smooth(earned - first, WINDOW), **styles[label])
+            mean = np.mean(list(rewards(Path(folder))[method].values()), axis=0)
+            first = mean if label == part[0][0] else first
+            axis.plot(100 * smooth(mean - first, WINDOW), **styles[label])
             styles[label]["label"] = None  # once in the legend
     axes[0].set(title=f"Points above “{places[0][0][0]}”, last {WINDOW} slots")
     axes[1].set(title=f"Points above “{places[1][0][0]}”", xlabel="slot")

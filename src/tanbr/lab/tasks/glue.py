@@ -1,16 +1,15 @@
-"""GLUE's eight tasks, read from its own TSV folders (`CoLA/train.tsv`, …), which quote nothing, or from the hub."""
+"""GLUE's eight tasks, read from its own TSV folders (`CoLA/train.tsv`, …), which quote nothing."""
 
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tanbr.errors import DataError
 from tanbr.tasks.rows import Row, Task
 from tanbr.types import Text
 
-HUB = "hub"  # in place of a folder
 BROKEN_LINES = 0.001  # share of lines with too few or too many columns to skip: GLUE's own QQP file holds a handful
 YES_NO = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
@@ -30,26 +29,23 @@ _BY_NAME = {task.name: task for task in TASKS}
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a task's texts and targets are: columns of its file, fields of the hub's data set."""
+    """Where a task's texts and targets are in its file."""
 
-    hub: str  # the data set's name
-    columns: tuple[str, ...]  # of a file's texts
-    target: str  # of a file
-    fields: tuple[str, ...] = ()  # of the hub's texts, where they have other names
+    columns: tuple[str, ...]  # of texts
+    target: str
     header: tuple[str, ...] = ()  # of a file without a header line
 
 
-REPOSITORY = "nyu-mll/glue"
 _SENTENCES = ("sentence1", "sentence2")
 _SOURCES = {
-    "CoLA": _Source("cola", ("sentence",), "label", header=("source", "label", "star", "sentence")),
-    "SST-2": _Source("sst2", ("sentence",), "label"),
-    "MRPC": _Source("mrpc", ("#1 String", "#2 String"), "Quality", fields=_SENTENCES),
-    "STS-B": _Source("stsb", _SENTENCES, "score"),
-    "QQP": _Source("qqp", ("question1", "question2"), "is_duplicate"),
-    "MNLI": _Source("mnli", _SENTENCES, "gold_label", fields=("premise", "hypothesis")),
-    "QNLI": _Source("qnli", ("question", "sentence"), "label"),
-    "RTE": _Source("rte", _SENTENCES, "label"),
+    "CoLA": _Source(("sentence",), "label", header=("source", "label", "star", "sentence")),
+    "SST-2": _Source(("sentence",), "label"),
+    "MRPC": _Source(("#1 String", "#2 String"), "Quality"),
+    "STS-B": _Source(_SENTENCES, "score"),
+    "QQP": _Source(("question1", "question2"), "is_duplicate"),
+    "MNLI": _Source(_SENTENCES, "gold_label"),
+    "QNLI": _Source(("question", "sentence"), "label"),
+    "RTE": _Source(_SENTENCES, "label"),
 }
 
 
@@ -61,13 +57,13 @@ def load(
     limit: int | None = None,
     seed: int = 0,
 ) -> dict[str, list[Row]]:
-    """Read a split of each task, shuffled, at most `limit` rows per task; "hub" names no folder."""
-    root, from_hub = Path(folder), str(folder) == HUB
-    if not from_hub and not root.is_dir():
+    """Read a split of each task, shuffled, at most `limit` rows per task."""
+    root = Path(folder)
+    if not root.is_dir():
         raise DataError(f"no GLUE folder at {root}; expected one with {', '.join(_BY_NAME)} in it")
     rows = {}
     for name in tasks:
-        read = _from_hub(name, split) if from_hub else _read(root / name / f"{split}.tsv", _BY_NAME[name])
+        read = _read(root / name / f"{split}.tsv", _BY_NAME[name])
         random.Random(seed).shuffle(read)  # noqa: S311  a shuffle, not a secret
         rows[name] = read[:limit]
     return rows
@@ -99,22 +95,6 @@ def _read(path: Path, task: Task) -> list[Row]:
         *texts, target = (fields[place] for place in places)
         rows.append(Row(task.name, _text(texts), task.target(target, where=f"{path}, line {number}")))
     return rows
-
-
-def _from_hub(task: str, split: Literal["train", "dev"]) -> list[Row]:
-    """Read a split of a GLUE task; the hub numbers labels in the order in which `TASKS` lists them."""
-    try:
-        from datasets import load_dataset  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise DataError("GLUE from the hub needs the datasets library: pip install 'tanbr[hub]'") from None
-    source = _SOURCES[task]
-    fields = source.fields or source.columns
-    part = "train" if split == "train" else "validation_matched" if task == "MNLI" else "validation"
-    try:
-        data: Any = load_dataset(REPOSITORY, source.hub, split=part)
-    except (OSError, ValueError) as error:
-        raise DataError(f"the hub does not give {REPOSITORY}, {source.hub}: {str(error).splitlines()[0]}") from None
-    return [Row(task, _text([str(row[field]) for field in fields]), float(row["label"])) for row in data]
 
 
 def _text(parts: list[str]) -> Text:

@@ -1,8 +1,7 @@
 """Situation i of the paper: the normalisation layers of a merged model are tuned while a router learns to blend.
 
 Every step is a slot: a labelled batch, a blend for its mix, one gradient step of the norms, and the reward exp(−loss)
-per task: the paper's −loss, made to lie in [0, 1]. Rivals that train gates run through the same steps un-merged. Norms
-can also be tuned under draws around the blends that will be served.
+per task: the paper's −loss, made to lie in [0, 1]. Rivals that train gates run through the same steps un-merged.
 
 In figures, `tags` answers each task by its own expert, `even` by what is chosen for an even mix, `own` for it alone.
 """
@@ -18,18 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor
 
-from tanbr.errors import CheckpointError, ConfigError
+from tanbr.errors import ConfigError
 from tanbr.files import write_atomically
 from tanbr.lab.corpus import Progress, Rows
-from tanbr.lab.gates import Gated, Reinforce, Smear, Switch, gates_of
+from tanbr.lab.gates import Gated, Reinforce, Smear, Switch
 from tanbr.lab.oracle import Oracle
 from tanbr.lab.rivals import ROUTERS, build
 from tanbr.lab.train.checkpoints import Figures, as_trained, digest, load, own_experts, write
 from tanbr.lab.train.config import Tuning
 from tanbr.lab.train.objectives import Batch, Batches, Objective, objective_of
 from tanbr.lab.train.run import Run
+from tanbr.lab.train.tuner import Tuner, norms
 from tanbr.lab.world import Ready, StreamWorld
 from tanbr.loop.choose import StartBlend
 from tanbr.loop.config import LoopConfig, RewardConfig
@@ -39,8 +39,7 @@ from tanbr.loop.turn import first, turn
 from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.merge.methods import check_name
-from tanbr.moe.device import device_of, finish
-from tanbr.moe.layer import route
+from tanbr.moe.device import device_of
 from tanbr.moe.text import TextEncoder
 from tanbr.router.config import RouterConfig
 from tanbr.serve.dense import with_start
@@ -49,53 +48,10 @@ from tanbr.tasks.metrics import LabelSpace
 from tanbr.tasks.rows import Task
 from tanbr.types import Blend, FloatArray, to_jsonable
 
-NEARNESS = 20.0  # concentration of a draw around a blend that will be served: deviations of at most √(¼ / 21) = .11
 AT_ONCE = RewardConfig(settle_slots=0)  # a batch's reward is known when the batch is done
-LEAST_CONCENTRATION = 0.1  # of every expert in a draw around a blend that will be served
-SERVED = "served"  # draws around the blends that will be served
-AVERAGE = "average"  # how blends are merged, unless a name says otherwise, as served+regression does
+AVERAGE = "average"  # how blends are merged, unless a name says otherwise, as average+regression does
 GATES: dict[str, type[Gated]] = {"switch": Switch, "rl": Reinforce, "smear": Smear}
 ALPHA = 0.3  # a step's task mix is a draw from Dirichlet(α): as even as the mixes of simulated traffic
-
-
-class Tuner(nn.Module):
-    """The norms of a model; they are its state."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        model.requires_grad_(False)
-        self._model = (model,)  # in a tuple, where torch does not look for parameters
-        self.norms = nn.ParameterList(norms(model).values())
-
-    @property
-    def model(self) -> Any:
-        """The model that answers."""
-        return self._model[0]
-
-    def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:  # noqa: ARG002
-        """Leave the gradients of a labelled batch; the rows' losses (n,)."""
-        losses = objective.row_losses(self.model, batch)
-        losses.mean().backward()  # type: ignore[no-untyped-call]
-        return losses.detach()
-
-    def choose(self, task_mix: ArrayLike) -> Blend | None:  # noqa: ARG002
-        """Choose the blend (K,) for requests of a mix (V,); None where there is nothing to choose, or gates do."""
-        return None
-
-    def settle(self, blend: Blend | None) -> None:
-        """Prepare the model to answer with a choice; only blends need it."""
-
-
-class BlendTuner(Tuner):
-    """A dense model into which an MoE's blends are merged."""
-
-    def __init__(self, moe: Moe) -> None:
-        super().__init__(moe.dense())
-        self.moe = moe
-
-    def settle(self, blend: Blend | None) -> None:
-        """Merge a blend (K,) into the model; uniform if None."""
-        self.moe.merge_into(self.model, self.moe.check(blend))
 
 
 class BatchWorld(StreamWorld):
@@ -120,12 +76,15 @@ class BatchWorld(StreamWorld):
         self._settle(prepared[0].blend)
 
 
-class MergedTuner(BlendTuner):
-    """The blends of a router that learns from `mixes` (steps, V): a step is a turn of the loop."""
+class MergedTuner(Tuner):
+    """A dense model into which an MoE's blends are merged, by a router that learns from `mixes` (steps, V).
+
+    A step is a turn of the loop.
+    """
 
     def __init__(self, moe: Moe, router: Any, mixes: FloatArray) -> None:
-        super().__init__(moe)
-        self.router, self._mixes, self._step = router, mixes, 0
+        super().__init__(moe.dense())
+        self.moe, self.router, self._mixes, self._step = moe, router, mixes, 0
         self._open: tuple[BatchWorld, Learner] | None = None  # where the loop is at
 
     def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
@@ -158,6 +117,10 @@ class MergedTuner(BlendTuner):
         """Ask the router; it is told nothing."""
         return self.router.fork().ask(task_mix).blend
 
+    def settle(self, blend: Blend | None) -> None:
+        """Merge a blend (K,) into the model; uniform if None."""
+        self.moe.merge_into(self.model, self.moe.check(blend))
+
     def get_extra_state(self) -> Tensor:
         """Give the step and the router's saved state as bytes, so that model and router are saved in one file."""
         with tempfile.TemporaryDirectory() as folder:
@@ -174,54 +137,6 @@ class MergedTuner(BlendTuner):
         self._step, self._open = int.from_bytes(saved[:8], "little"), None
 
 
-class ServedTuner(BlendTuner):
-    """For every batch a draw around a blend that will be served: the even one, or the proportional by `own` (V,)."""
-
-    def __init__(self, moe: Moe, *, own: Sequence[int]) -> None:
-        super().__init__(moe)
-        self._own = list(own)
-
-    def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
-        """Draw, merge, learn from the batch."""
-        counts = task_counts(batch, tasks=len(objective.space.tasks))
-        self.settle(self.draw(counts / counts.sum(), rng))
-        return super().backward(batch, objective, rng)
-
-    def draw(self, task_mix: FloatArray, rng: torch.Generator) -> Blend:
-        """Draw a blend (K,) for a mix (V,)."""
-        source = np.random.default_rng(int(torch.randint(2**62, (), generator=rng)))
-        K = self.moe.num_experts
-        centre = np.full(K, 1 / K) if source.random() < 0.5 else self.choose(task_mix)
-        blend: Blend = source.dirichlet(NEARNESS * centre + LEAST_CONCENTRATION)
-        return blend / blend.sum()
-
-    def choose(self, task_mix: ArrayLike) -> Blend:
-        """Give every expert the share of its tasks in the mix."""
-        shares = np.bincount(self._own, weights=np.asarray(task_mix), minlength=self.moe.num_experts)
-        return shares.astype(np.float64)
-
-
-class GatedTuner(Tuner):
-    """An un-merged model whose gates learn with its norms, and route it."""
-
-    def __init__(self, gated: Gated) -> None:
-        super().__init__(gated.model)
-        self.gated = gated
-        route(gated.model, gated.routing)
-        self.gates = nn.ParameterList(gate.weight for gate in gates_of(gated.model))
-
-    def backward(self, batch: Batch, objective: Objective, rng: torch.Generator) -> Tensor:
-        """Let the gates' own loss teach gates and norms."""
-        kept: list[Tensor] = []
-
-        def row_losses() -> Tensor:
-            kept.append(objective.row_losses(self.model, batch))
-            return kept[0]
-
-        self.gated.loss(objective.inputs(batch), row_losses, rng).backward()  # type: ignore[no-untyped-call]
-        return kept[0].detach()
-
-
 def task_counts(batch: Batch, *, tasks: int) -> FloatArray:
     """Count a batch's rows by task (V,)."""
     return np.bincount(batch.tasks.cpu().numpy(), minlength=tasks).astype(np.float64)
@@ -234,24 +149,13 @@ def rewards(losses: Tensor, batch: Batch, *, tasks: int) -> FloatArray:
     return result
 
 
-def norms(model: nn.Module) -> dict[str, nn.Parameter]:
-    """List the parameters of a model's normalisation layers."""
-    return {
-        f"{at}.{name}": weight
-        for at, module in model.named_modules()
-        if "norm" in type(module).__name__.lower()
-        for name, weight in module.named_parameters(recurse=False)
-    }
-
-
 def check(router: str) -> str:
     """Refuse a router that is not known."""
     name, _, method = router.partition("+")
-    if name not in (*ROUTERS, SERVED, *GATES):
-        known = ", ".join((*ROUTERS, SERVED, *GATES))
-        raise ConfigError(f"unknown router {router!r}; choose one of {known}")
-    if router != name and name not in (*ROUTERS, SERVED):
-        raise ConfigError(f"router {router!r}: a merge method may follow {', '.join((*ROUTERS, SERVED))}, none else")
+    if name not in (*ROUTERS, *GATES):
+        raise ConfigError(f"unknown router {router!r}; choose one of {', '.join((*ROUTERS, *GATES))}")
+    if router != name and name in GATES:
+        raise ConfigError(f"router {router!r}: a merge method may follow {', '.join(ROUTERS)}, none else")
     check_name(method or AVERAGE)
     return router
 
@@ -292,11 +196,8 @@ def run(
     ticks: list[float] = []
 
     def ticked(phase: str, done: int, total: int, note: str) -> None:
-        finish(device)
-        ticks.append(time.perf_counter())
+        ticks.append(time.process_time())
         report(f"{phase} {router}", done, total, note)
-
-    tuner.requires_grad_(True)
 
     def gradients(step: int) -> dict[str, float]:
         batch = batches.mixed(step, mix=mixes[step], size=tuning.batch)
@@ -323,7 +224,7 @@ def run(
         "router": router,
         "config": tuning.model_dump(),
         "router_config": choosing.model_dump(mode="json", exclude_defaults=True),
-        "seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
+        "cpu_seconds_per_step": float(np.median(np.diff(ticks))) if len(ticks) > 1 else None,
         "rows_a_task": tuning.eval_rows,
         "blends": blends,
         "figures": figures,
@@ -348,25 +249,17 @@ def _tuner(
     """Build what is tuned."""
     name, _, method = router.partition("+")
     if name in GATES:
-        return GatedTuner(GATES[name](load(checkpoint).to(device_of(tuning.device)), seed=tuning.seed))
-    moe, names = open_moe(checkpoint, method=method or AVERAGE, device=tuning.device), [task.name for task in tasks]
-    own = own_experts(moe, names)
-    if name in ROUTERS:
-        settings = choosing.of_requests(own)
-        return MergedTuner(moe, build(name, moe.num_experts, len(tasks), seed=tuning.seed, config=settings), mixes)
-    if not own:
-        raise CheckpointError(
-            f"{checkpoint} does not say in its tanbr.json which of its {moe.num_experts} experts was trained for each "
-            f"of {', '.join(names)}, and {name} needs to know; choose another router"
-        )
-    return ServedTuner(moe, own=own)
+        return GATES[name](load(checkpoint).to(device_of(tuning.device)), seed=tuning.seed)
+    moe = open_moe(checkpoint, method=method or AVERAGE, device=tuning.device)
+    settings = choosing.of_requests(own_experts(moe, [task.name for task in tasks]))
+    return MergedTuner(moe, build(name, moe.num_experts, len(tasks), seed=tuning.seed, config=settings), mixes)
 
 
 def _measure(tuner: Tuner, objective: Objective, rows: Rows, blends: Sequence[Blend | None]) -> dict[str, Figures]:
     """Score all tasks with the first blend, and each with its own of the others."""
     tuner.settle(blends[0])
     even = objective.figures(tuner.model, rows)
-    if not isinstance(tuner, BlendTuner):  # gates do not depend on the mix
+    if not isinstance(tuner, MergedTuner):  # gates do not depend on the mix
         return {"even": even, "own": even}
     own: Figures = {}
     for blend, (name, of_task) in zip(blends[1:], rows.items(), strict=True):
@@ -380,10 +273,9 @@ def _write(tuner: Tuner, checkpoint: Path, folder: Path) -> None:
     if (folder / "model").exists():
         return
     moe = load(checkpoint)
-    if isinstance(tuner, BlendTuner):
+    if isinstance(tuner, MergedTuner):
         moe.load_state_dict({name: weight.detach() for name, weight in norms(tuner.model).items()}, strict=False)
-        if isinstance(tuner, MergedTuner):
-            tuner.router.save(folder / "router.state")
+        tuner.router.save(folder / "router.state")
         write(moe, folder / "model", checkpoint, card=read_card(checkpoint))
     else:
         write(tuner.model, folder / "model", checkpoint)
