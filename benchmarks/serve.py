@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of this process, the client
 import torch
 import transformers
 
-from serving import backends, faults, memory, picture, practice, slots, speed
+from serving import backends, faults, memory, picture, practice, slots, speed, start
 from serving.models import Given
 from tanbr.files import write_atomically
 
@@ -59,7 +59,10 @@ def sections(args: argparse.Namespace, given: Given) -> dict[str, Section]:
     found["practice"] = lambda _: practice.practice(
         taught, given.glue if taught else None, work, rounds=rounds, count=20 if quick else 500
     )
-    found["memory"] = lambda _: memory.memory(large, work, threads=threads, swaps=3 if quick else 10)
+    for served in dict.fromkeys((None, large)):
+        found[f"start {served or 'embedded'}"] = partial(start.start, served, work, rounds=rounds)
+    for size in dict.fromkeys((small, large)):
+        found[f"memory {size}"] = partial(memory.memory, size, work, threads=threads, swaps=3 if quick else 10)
     found["soak"] = lambda _: memory.soak(work, threads=1, minutes=args.soak_minutes)
     found["kills"] = lambda _: faults.kills(work, count=4 if quick else args.kills)
     return found

@@ -18,7 +18,7 @@ from tanbr.merge import open as open_moe
 MB = 1 << 20
 
 
-def memory(size: str, work: Path, *, threads: int, swaps: int) -> dict[str, Any]:
+def memory(size: str, work: Path, _before: object, *, threads: int, swaps: int) -> dict[str, Any]:
     """Resident memory of the server after load and swaps, over that of plain dense serving plus the spare buffer."""
     folder = checkpoint(size, work)
     bodies = itertools.cycle([classify(texts(32, seed=seed)) for seed in range(4)])

@@ -32,9 +32,24 @@ def test_feedback_counts_once(http: httpx2.Client, service: FakeService) -> None
     assert service.given[second] == Feedback(second, task="mood", label="good")
 
 
+def test_tensorzeros_names_mean_the_same_in_a_list_or_alone(http: httpx2.Client, service: FakeService) -> None:
+    outputs = http.post("/v1/classify", json={"inputs": ["a", "b", "c"]}).json()["outputs"]
+    ids = [output["request_id"] for output in outputs]
+    theirs: list[dict[str, Any]] = [
+        {"metric_name": "solved", "inference_id": name, "value": value}
+        for name, value in zip(ids, (True, 0.5, 0), strict=True)
+    ]
+    assert http.post("/v1/feedback", json={"feedback": theirs[:2]}).json()["accepted"] == 2
+    assert http.post("/v1/feedback", json=theirs[2]).json()["accepted"] == 1
+    assert [service.given[name].reward for name in ids] == [1, 0.5, 0]
+    assert refusal(http.post("/v1/feedback", json=theirs[2] | {"dryrun": True})).startswith("feedback[0].dryrun ")
+
+
 @pytest.mark.parametrize(
     ("item", "says"),
     [
+        ('{"inference_id": "r", "value": "a comment"}', ".reward must be a valid number"),
+        ('{"inference_id": "r", "request_id": "r", "reward": 1}', ".inference_id"),
         ('{"request_id": "r"}', " must have a reward, or a task and a label"),
         ('{"request_id": "r", "reward": 1.01}', ".reward must be less than or equal to 1"),
         ('{"request_id": "r", "reward": true}', ".reward must be a valid number"),

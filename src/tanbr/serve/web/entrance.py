@@ -19,6 +19,10 @@ from tanbr.serve.web.metrics import Metrics
 from tanbr.serve.web.refusals import DONE, Refusal, allows, in_stream
 
 REMEMBERED = 10_000  # clients; the one not heard of for longest is forgotten first
+# Bytes of bodies that may be refused to one client, at once and a second. To parse and refuse a megabyte takes 5 ms or
+# more of the one thread that reads for all; at this rate one address takes a few thousandths of its time.
+REFUSED_BURST, REFUSED_RATE = 8 << 20, 256 << 10
+HELD_BYTES = 64 << 20  # of bodies that are read but not yet answered, over all clients: 64 of the largest by default
 DRAINED = 8  # times the largest body: so much of a larger one is read and dropped, so that the client sees the refusal
 VALUES_EACH = 8  # JSON values that one text or one piece of feedback may be written with; half of them suffice
 STOPS = Refusal(503, "the server stops before this is answered; send it again", retry=1)
@@ -42,18 +46,25 @@ class RateLimit:
         self._rate, self._burst = rate, float(burst)
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client → tokens, when counted
 
-    def wait(self, client: str, now: float) -> float:
-        """Take a token of the client's, or say in how many seconds there is one."""
+    def wait(self, client: str, now: float, *, cost: float = 1.0) -> float:
+        """Take tokens of the client's, or say in how many seconds there are enough; at no cost, when none is owed."""
         if self._rate == 0:
             return 0.0
-        tokens, counted = self._buckets.get(client, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - counted) * self._rate)
-        short = max(0.0, 1.0 - tokens)
-        self._buckets[client] = tokens if short else tokens - 1.0, now
+        short = max(0.0, cost - self._left(client, now))
+        if cost and not short:
+            self.take(client, cost, now)
+        return short / self._rate
+
+    def take(self, client: str, cost: float, now: float) -> None:
+        """Take tokens, even those that are not there: they are owed."""
+        self._buckets[client] = self._left(client, now) - cost, now
         self._buckets.move_to_end(client)
         if len(self._buckets) > REMEMBERED:
             self._buckets.popitem(last=False)
-        return short / self._rate
+
+    def _left(self, client: str, now: float) -> float:
+        tokens, counted = self._buckets.get(client, (self._burst, now))
+        return min(self._burst, tokens + (now - counted) * self._rate)
 
 
 class Entrance:
@@ -64,6 +75,8 @@ class Entrance:
     ) -> None:
         self._app, self._config, self._tokens, self._metrics, self._model = app, config, tokens, metrics, model
         self._rate = RateLimit(config.rate, config.burst)
+        self._refused = RateLimit(REFUSED_RATE, REFUSED_BURST)  # bytes
+        self._held = 0  # bytes of bodies
         self._most_values = VALUES_EACH * max(config.inputs, MOST_FEEDBACK)
         self._hosts = [host.lower() for host in (*LOOPBACK, config.host, *config.hosts)] if loopback else ["*"]
 
@@ -74,7 +87,9 @@ class Entrance:
             return
         started, status, streams, span = time.perf_counter(), 499, False, None  # 499: the client left
         route, headers, address = self._route(scope), Headers(scope=scope), address_of(scope)
+        client = client_of(address)
         scope["tanbr.token"], scope["tanbr.texts"] = None, 0  # whose request it is; what was answered
+        scope["tanbr.read"] = scope["tanbr.held"] = 0  # bytes of its body, and how many of them are in memory
 
         async def send_secure(message: Message) -> None:
             nonlocal status, streams
@@ -85,10 +100,13 @@ class Entrance:
             await send(message)
 
         try:
-            scope["tanbr.token"] = self._check_head(headers, route, client_of(address))
+            scope["tanbr.token"] = self._check_head(headers, route, client)
             span = tracing.begin(route, self._model, headers)
             if scope["method"] == "POST":
-                receive = _once(await self._body(headers, receive), receive)
+                self._check_refused(client)
+                body = await self._body(headers, receive, scope)
+                self._check_refused(client)  # many may have been on their way at once
+                receive = _once(checked(body, most=self._most_values), receive)
             await self._app(scope, receive, send_secure)
         except Refusal as refusal:
             await refusal.response()(scope, receive, send_secure)
@@ -102,6 +120,9 @@ class Entrance:
             if status != 500:
                 logs.say_fault(type(error).__name__, error=error)
         finally:
+            self._held -= scope["tanbr.held"]
+            if scope["tanbr.read"] and 400 <= status < 500 and status not in (429, 499):  # the client's own fault
+                self._refused.take(client, scope["tanbr.read"], time.monotonic())
             if scope.get("tanbr.left", bool)():
                 status = 499
             seconds, token = time.perf_counter() - started, scope["tanbr.token"]
@@ -129,31 +150,46 @@ class Entrance:
                 raise Refusal(429, says, retry=wait)
         return self._tokens.check(route, headers.get("authorization"))
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+    def _check_refused(self, client: str) -> None:
+        """Refuse a client whose refused bodies were too many bytes, before more of its bodies are read or parsed."""
+        wait = self._refused.wait(client, time.monotonic(), cost=0.0)
+        if wait:
+            raise Refusal(429, "too many bytes of your last requests were refused; mend them", retry=wait)
+
+    async def _body(self, headers: Headers, receive: Receive, scope: Scope) -> bytes:
         """Read a body whole, at most as much as is allowed."""
-        limit, body, read, more = self._config.body_bytes, bytearray(), 0, True
-        while more and read <= DRAINED * limit:
+        limit, body, more = self._config.body_bytes, bytearray(), True
+        while more and scope["tanbr.read"] <= DRAINED * limit:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Refusal(499, "the client left before its request was whole")
             chunk, more = message.get("body", b""), message.get("more_body", False)
-            read += len(chunk)
-            if read <= limit:
+            scope["tanbr.read"] += len(chunk)
+            if scope["tanbr.read"] <= limit:
+                if self._held + len(chunk) > HELD_BYTES:
+                    raise Refusal(429, "too many large requests at once", retry=1)
+                self._held += len(chunk)
+                scope["tanbr.held"] += len(chunk)
                 body += chunk
-        if read > limit:
+        if scope["tanbr.read"] > limit:
             says = f"the body has more than {limit} bytes{allows('body_bytes')}"
             raise Refusal(413, says, headers={"connection": "close"})
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and kind != "application/json":
             raise Refusal(415, f"send the body as application/json (got {kind[:60] or 'no content type'})")
-        if b"\0" in body:  # Python's parser would also read UTF-16, in which no values can be counted
-            raise Refusal(400, "the body is not JSON in UTF-8")
-        if not holds_at_most(self._most_values, body):
-            raise Refusal(413, f"the body holds more than {self._most_values} values; send it in several requests")
         return bytes(body)
 
 
-def holds_at_most(most: int, body: bytearray) -> bool:
+def checked(body: bytes, *, most: int) -> bytes:
+    """Refuse a body that is no JSON in UTF-8, or that holds more values than any request may."""
+    if b"\0" in body:  # Python's parser would also read UTF-16, in which no values can be counted
+        raise Refusal(400, "the body is not JSON in UTF-8")
+    if not holds_at_most(most, body):
+        raise Refusal(413, f"the body holds more than {most} values; send it in several requests")
+    return body
+
+
+def holds_at_most(most: int, body: bytes) -> bool:
     """Count values before any of them is made, since a megabyte may hold half a million.
 
     Strings, lists, objects and commas outside of strings are counted, with nothing but searches through bytes.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tanbr.serve.service import Service
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+THEIRS = {"inference_id": "request_id", "value": "reward"}  # TensorZero's names → ours
 Version = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -69,6 +70,16 @@ def add_feedback(app: FastAPI, service: "Service") -> None:
         label: str | float | None = None
         """The true label, or the grade on the task's scale."""
 
+        @model_validator(mode="before")
+        @classmethod
+        def _other_names(cls, value: Any) -> Any:
+            """Read TensorZero's names: `inference_id`, `value` (a number or a boolean), `metric_name`."""
+            if not isinstance(value, dict) or "inference_id" not in value or {"request_id", "reward"} & value.keys():
+                return value
+            said = {THEIRS.get(name, name): one for name, one in value.items() if name != "metric_name"}
+            reward = said.get("reward")
+            return said | {"reward": float(reward) if isinstance(reward, bool) else reward}
+
         @model_validator(mode="after")
         def _either(self) -> "FeedbackItem":
             if (self.reward is None) == (self.label is None) or (self.label is not None and self.task is None):
@@ -79,6 +90,12 @@ def add_feedback(app: FastAPI, service: "Service") -> None:
         """Feedback on answers. The first for an answer counts; sending it again changes nothing."""
 
         feedback: Annotated[list[FeedbackItem], Field(min_length=1, max_length=MOST_FEEDBACK, fail_fast=True)]
+
+        @model_validator(mode="before")
+        @classmethod
+        def _one_alone(cls, value: Any) -> Any:
+            """Read one piece without a list, as TensorZero's clients send it."""
+            return {"feedback": [value]} if isinstance(value, dict) and "inference_id" in value else value
 
     @app.post("/v1/feedback", tags=["answers"])
     async def feedback(body: FeedbackRequest, request: Request) -> Receipt:
