@@ -31,8 +31,7 @@ from transformers.utils import logging
 
 import tanbr
 from merge import anonymous
-from serving.rounds import in_turn, spread
-from tanbr.files import write_atomically
+from serving.rounds import in_turn, report, spread
 from tanbr.merge import Moe
 from tanbr.merge.skeleton import locate
 from tanbr.merge.sources.source import BASE as MEMBER
@@ -164,7 +163,7 @@ def main() -> None:
         torch.set_num_threads(1)
         print(json.dumps(held(arguments.memory, experts=arguments.experts)))
         return
-    figures: dict[str, Any] = {"command": " ".join(["python", "benchmarks/adapters.py", *sys.argv[1:]])}
+    figures: dict[str, Any] = {}
     for title, targets in TARGETS.items():
         with tempfile.TemporaryDirectory() as scratch:
             size = QUICK if arguments.quick else BASE
@@ -175,9 +174,7 @@ def main() -> None:
                 clock = time.process_time if threads == 1 else time.perf_counter
                 figures[title][f"{threads} threads"] = measure(moe, repeats=arguments.repeats, clock=clock)
             figures[title]["memory"] = memory(Path(scratch), experts=arguments.experts)
-    print(json.dumps(figures, indent=1))
-    if arguments.out:
-        write_atomically(arguments.out, json.dumps(figures, indent=1) + "\n")
+    report(figures, arguments.out)
 
 
 if __name__ == "__main__":

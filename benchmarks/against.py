@@ -8,10 +8,8 @@ packages of this environment.
 import argparse
 import asyncio
 import itertools
-import json
 import os
 import platform
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,9 +23,8 @@ import torch
 from serving import processes
 from serving.client import after, ask, classify, drive
 from serving.models import K, checkpoint, texts
-from serving.rounds import ratios, spread
+from serving.rounds import ratios, report, spread
 from serving.speed import BATCH, saturated, singles
-from tanbr.files import write_atomically
 
 HERE = Path(__file__).parent.parent
 
@@ -103,13 +100,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         found = measure(args.other.resolve(), Path(work), size=args.size, rounds=args.rounds, threads=args.threads)
     found |= {
+        "command": f"python benchmarks/against.py CHECKOUT --size {args.size} --rounds {args.rounds}",
         "size": args.size, "batch": BATCH, "rounds": args.rounds, "threads": args.threads,
         "machine": platform.machine(), "torch": torch.__version__,
     }  # fmt: skip
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    if args.out is not None:
-        command = f"python benchmarks/against.py CHECKOUT --size {args.size} --rounds {args.rounds}"
-        write_atomically(args.out, json.dumps({"command": command} | found, indent=2) + "\n")
+    report(found, args.out)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ measured is the learner's work and the replicas' together, one after another. Th
 """
 
 import argparse
-import json
 import os
 import pickle
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from serving.rounds import report
 from tanbr.fleet.fleet import Fleet, Order, Proposal, Reply, Report, Welcome
 from tanbr.fleet.replica import Link, ReportBox
 from tanbr.lab.corpus import taught_monitor
@@ -156,18 +155,14 @@ def main() -> None:
     given = parser.parse_args()
     if given.quick:
         given.replicas = [10]
-    found: dict[str, Any] = {"command": "python benchmarks/fleet.py " + " ".join(sys.argv[1:])}
-    found |= {
+    found = {
         "load": os.getloadavg()[0],
         "experts": K,
         "bytes": sizes(),
         "learner": [learner_slot(count) for count in given.replicas],
         "turns": [slot_seconds(count) for count in given.replicas],
     }
-    print(json.dumps(found, indent=1))
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    report(found, given.out)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import numpy as np
 from serving.attacks import Attack, Attacker, request
 from serving.processes import TOKEN as ADMIN_TOKEN
 from serving.processes import resident, tanbr
-from tanbr.files import write_atomically
+from serving.rounds import report
 
 WORKERS = 4
 CROWD = 600  # connections of one client; the server takes 512 in all
@@ -237,8 +237,8 @@ def schemathesis(
     found = re.search(r"(\d+) generated", done.stdout)
     if not found:
         raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
-    report = "" if done.returncode == 0 else done.stdout[-6000:]
-    return {"passed": done.returncode == 0, "cases": int(found[1]), "report": report}
+    said = "" if done.returncode == 0 else done.stdout[-6000:]
+    return {"passed": done.returncode == 0, "cases": int(found[1]), "report": said}
 
 
 def main() -> None:
@@ -272,7 +272,6 @@ def main() -> None:
         log = "".join(file.read_text(errors="replace") for file in Path(name).glob("*.log"))
     faults = [line for line in log.splitlines() if '"level": "error"' in line]
     result = {
-        "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "hostile_requests": tally.sent,
         "wrong_answers": len(tally.wrong),
         "wrong_examples": tally.wrong[:20],
@@ -285,9 +284,7 @@ def main() -> None:
         "alive": alive,
         "statuses": dict(sorted(tally.statuses.items())),
     }
-    print(json.dumps(result, indent=2))
-    if arguments.out:
-        write_atomically(arguments.out, json.dumps(result, indent=2) + "\n")
+    report(result, arguments.out)
     healthy = crowded["health_answered"] == crowded["health_asked"]
     sys.exit(0 if alive and healthy and not (tally.wrong or faults or customer.faults) and checked["passed"] else 1)
 

@@ -32,8 +32,7 @@ import torch
 import transformers
 
 import tanbr
-from serving.rounds import in_turn, ratios
-from tanbr.files import write_atomically
+from serving.rounds import in_turn, ratios, report
 from tanbr.merge.gram_matrices import FOLDER, solved, write_gram_matrices
 from tanbr.merge.methods import METHODS
 from tanbr.moe.families.t5 import T5MoeConfig, T5MoeForConditionalGeneration
@@ -144,10 +143,8 @@ def _spread(values: list[float], name: str) -> dict[str, float]:
 
 def memory(folder: Path) -> dict[str, Any]:
     """Measure a process of its own: anonymous memory before, with the dense model, and at the peak of ten merges."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--memory-of", str(folder)], check=True, capture_output=True, text=True
-    )
-    return dict(json.loads(done.stdout))
+    command = [sys.executable, __file__, "--memory-of", str(folder)]
+    return dict(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
 
 
 def _memory_of(folder: Path) -> dict[str, float]:
@@ -269,7 +266,6 @@ def main() -> None:
         return
     repeats = arguments.repeats or (5 if arguments.quick else 15)
     figures: dict[str, Any] = {
-        "command": " ".join(["python", "benchmarks/merge.py", *sys.argv[1:]]),
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "threads": arguments.threads,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
@@ -290,10 +286,7 @@ def main() -> None:
             figures |= {"size": size, "rates": rates(folder, repeats=repeats), "memory": memory(folder)}
             shutil.rmtree(folder)
             figures["lines"] = lines(work, quick=arguments.quick, repeats=repeats)
-    text = json.dumps(figures, indent=2) + "\n"
-    print(text)
-    if arguments.out is not None:
-        write_atomically(arguments.out, text)
+    report(figures, arguments.out)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import json
 import multiprocessing
 import os
 import sqlite3
-import sys
 import tempfile
 import threading
 import time
@@ -37,6 +36,7 @@ import ray
 from ray import serve as ray_serve
 
 from serving.models import with_tasks
+from serving.rounds import report
 from tanbr.fleet.fleet import Report, Welcome
 from tanbr.fleet.ray import ClusterConfig, app, run
 from tanbr.fleet.ray.learner import NAMESPACE, RayMachine, end_learner, found_learner, name_of
@@ -426,12 +426,8 @@ def main() -> None:
         given.seconds = 2.0
     before = os.getloadavg()[0]
     found = {"kills": kills, "restart": restart, "throughput": throughput, "crowd": crowd}[given.what](given)
-    found |= {"load": [round(before, 1), round(os.getloadavg()[0], 1)]}
-    print(json.dumps(found, indent=1))
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        command = "python benchmarks/replicas.py " + " ".join(sys.argv[1:])
-        given.out.write_text(json.dumps({"command": command, "cores": CORES} | found, indent=1) + "\n")
+    load = [round(before, 1), round(os.getloadavg()[0], 1)]
+    report({"cores": CORES, **found, "load": load}, given.out)
 
 
 if __name__ == "__main__":

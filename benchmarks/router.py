@@ -5,11 +5,9 @@ keeps the figures as JSON.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # both sides of a comparison on o
 import numpy as np
 import torch
 
-from tanbr.files import write_atomically
+from serving.rounds import report
 from tanbr.lab.paper.fig6 import ASKED, EVEN, TASKS, WIDTH, milliseconds, paper_router, random_reward, steps_to_leaves
 from tanbr.router import Tanbr
 from tanbr.router.paper import Algorithm1, DiagonalConfidence, PaperState, unit
@@ -110,14 +108,11 @@ def main() -> None:
 
     slots = [slot_speed(experts, marks=marks, repeats=repeats) for experts in (8, 192)]
     slots.append(slot_speed(8, marks=marks, repeats=repeats, unseen=0.5))
-    report = {
-        "command": "python " + " ".join(sys.argv), "python": platform.python_version(), "numpy": np.__version__,
-        "torch": torch.__version__, "threads": 1, "repeats": repeats,
-        "decision": decision_speed(repeats=repeats), "slots": slots,
+    found = {
+        "python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__, "threads": 1,
+        "repeats": repeats, "decision": decision_speed(repeats=repeats), "slots": slots,
     }  # fmt: skip
-    print(json.dumps(report, indent=1))
-    if options.out:
-        write_atomically(options.out, json.dumps(report, indent=1) + "\n")
+    report(found, options.out)
 
 
 if __name__ == "__main__":

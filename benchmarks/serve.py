@@ -45,9 +45,8 @@ def sections(args: argparse.Namespace, given: Given) -> dict[str, Section]:
         count = 5 if quick else {"minilm": 20, "base": 5}.get(served or "", 150)
         how: dict[str, Any] = {"models": G, "rounds": 1 if quick else args.rounds, "count": count}
         found[f"slots {served or 'embedded'}, {G} model{'s' * (G > 1)}"] = partial(slots.slots, served, work, **how)
-    found[f"backends {small}"] = lambda _: backends.backends(small, work, rounds=rounds)
-    if large != small:
-        found[f"backends {large}"] = lambda _: backends.backends(large, work, rounds=rounds)
+    for size in dict.fromkeys((small, large)):
+        found[f"backends {size}"] = lambda _, size=size: backends.backends(size, work, rounds=rounds)  # type: ignore[misc]
     found[f"panel {small}"] = lambda _: speed.panel(
         small, work, threads=threads, rounds=rounds, batches=4 if quick else 16
     )

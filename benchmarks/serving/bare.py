@@ -26,8 +26,8 @@ def main() -> None:
     moe = open_moe(folder)
     model, engine = moe.dense(), Engine(moe, backend="auto")
     encode = TextEncoder.of(folder, vocab_size=model.config.vocab_size)
-    print("ready", flush=True)
     batches = json.loads(sys.stdin.readline())
+    print("ready", flush=True)
     for line in sys.stdin:
         alone = "one by one" in line
         asked = [batch for batch in batches if (len(batch) == 1) == alone]

@@ -77,7 +77,6 @@ def main() -> None:
     if not taught.exists():
         taught_monitor(seed=0, per_task=30).save(taught)
     child = 0
-    print("ready", flush=True)
     for line in sys.stdin:
         if not line.strip():
             os.waitpid(child, 0)

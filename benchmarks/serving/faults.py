@@ -63,48 +63,29 @@ class Client:
 class Nursery:
     """Starts servers quickly, for they do not live long."""
 
-    def __init__(self, running: subprocess.Popen[str]) -> None:
-        self._running = running
-        self._line()
+    def __init__(self, running: subprocess.Popen[str], log: Path) -> None:
+        self._running, self._log = running, log
 
     def start(self, state: Path, port: int, *, slot: int = 24) -> int:
         """Start a server and wait until it answers; its process id."""
         asked = {"state": str(state), "port": port, "slot_requests": slot}
-        child = int(self._line(json.dumps(asked)))
-        ends = time.monotonic() + 120
-        while time.monotonic() < ends:
-            try:
-                if ask(port, "GET", "/readyz")[0] == 200:
-                    return child
-            except OSError:
-                time.sleep(0.02)
-        raise RuntimeError("a server did not start")
+        child = int(processes.answer_of(self._running, json.dumps(asked)))
+        processes.wait_ready(port, self._running, self._log, 120)
+        return child
 
     def kill(self, child: int, how: signal.Signals = signal.SIGKILL) -> None:
-        """End a server and wait until it is gone."""
-        os.kill(child, how)
-        self._line("")
-
-    def _line(self, asked: str | None = None) -> str:
-        assert self._running.stdin is not None
-        assert self._running.stdout is not None
-        if asked is not None:
-            self._running.stdin.write(asked + "\n")
-            self._running.stdin.flush()
-        answer = self._running.stdout.readline().strip()
-        if not answer:
-            raise RuntimeError("the nursery is gone")
-        return answer
+        """End a server, unless it was ended before, and wait until it is gone."""
+        os.kill(child, how)  # one that has ended stays a zombie until the nursery waits for it
+        processes.answer_of(self._running, "")
 
 
 @contextmanager
 def nursery(work: Path) -> Iterator[Nursery]:
     """A process that starts servers."""
     arguments = ["-m", "serving.crash", str(work / "taught.state")]
-    with processes.process(
-        arguments, log=work / "nursery.log", stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as running:
-        yield Nursery(running)
+    log = work / "nursery.log"
+    with processes.process(arguments, log=log, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        yield Nursery(running, log)
 
 
 def kills(work: Path, *, count: int) -> dict[str, Any]:
@@ -118,15 +99,8 @@ def kills(work: Path, *, count: int) -> dict[str, Any]:
             timer = subprocess.Popen(["sh", "-c", f"sleep {instant}; kill -9 {child}"])
             client.run(instant + 0.5)
             timer.wait()
-            servers.kill(child) if _alive(child) else servers._line("")
+            servers.kill(child)
         return {"kills": count} | _settled(servers, state, port, client)
-
-
-def _alive(child: int) -> bool:
-    try:
-        return Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _settled(servers: Nursery, state: Path, port: int, client: Client) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from serving.client import ask
 
 T = TypeVar("T")
@@ -62,29 +64,26 @@ def wait_ready(
     while time.monotonic() < ends:
         if running.poll() is not None:
             raise RuntimeError(f"the server ended: {log.read_text()[-2000:]}")
-        try:
+        with contextlib.suppress(OSError):
             if ask(port, "GET", path)[0] == 200:
                 return
-        except OSError:
-            pass
         time.sleep(0.05)
     raise RuntimeError(f"no server within {seconds} s: {log.read_text()[-2000:]}")
 
 
-@contextmanager
-def tanbr(folder: Path | None, work: Path, *, history: Path | None = None, **serve: Any) -> Iterator[tuple[int, int]]:
+def tanbr(
+    folder: Path | None, work: Path, *, history: Path | None = None, **serve: Any
+) -> AbstractContextManager[tuple[int, int]]:
     """`tanbr serve` on a checkpoint: its port and process id."""
-    port, name = free_port(), f"tanbr-{time.time_ns()}"
+    name = f"tanbr-{time.time_ns()}"
     values = {"slot_seconds": 3600, "batch": 32, "queue": 4096} | serve
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
     config = work / f"{name}.toml"
     config.write_text("\n".join(["[serve]", *lines, ""]))
-    command = [str(Path(sys.executable).with_name("tanbr")), "serve", *([str(folder)] if folder else [])]
-    command += ["--force", "--config", str(config), "--port", str(port), "--state", str(work / name)]
+    command = ["-m", "tanbr", "serve", *([str(folder)] if folder else [])]
+    command += ["--force", "--config", str(config), "--state", str(work / name)]
     command += ["--history", str(history)] if history else []
-    with process(command, log=work / f"{name}.log") as running:
-        wait_ready(port, running, work / f"{name}.log")
-        yield port, running.pid
+    return started(command, work / f"{name}.log")
 
 
 @contextmanager
@@ -159,49 +158,43 @@ def alone(pid: int, others: Iterable[int]) -> Iterator[None]:
             os.killpg(other, signal.SIGCONT)
 
 
+def answer_of(running: subprocess.Popen[str], line: str) -> str:
+    """Write a line to a process; the line that it answers with."""
+    assert running.stdin is not None
+    assert running.stdout is not None
+    running.stdin.write(line + "\n")
+    running.stdin.flush()
+    answer = running.stdout.readline().strip()
+    if not answer:
+        raise RuntimeError("the process that was asked is gone")
+    return answer
+
+
 @contextmanager
 def bare(folder: Path, work: Path, batches: list[list[str]], *, threads: int) -> Iterator[Callable[[str], float]]:
     """Run the model alone in a process; what asks it for a figure by its name (`serving/bare.py`)."""
     arguments = ["-m", "serving.bare", str(folder), str(threads)]
     with process(arguments, log=work / "bare.log", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
-        assert running.stdin is not None
-        assert running.stdout is not None
-        told, heard = running.stdin, running.stdout
-        heard.readline()
-        told.write(json.dumps(batches) + "\n")
-
-        def ask_for(name: str) -> float:
-            told.write(f"{name}\n")
-            told.flush()
-            return float(json.loads(heard.readline()))
-
-        yield ask_for
+        answer_of(running, json.dumps(batches))
+        yield lambda name: float(json.loads(answer_of(running, name)))
 
 
 def resident(pid: int) -> dict[str, float]:
     """Memory of a process and its children in MB: resident, and resident without pages of files."""
     total = {"rss": 0.0, "anonymous": 0.0}
-    for one in [pid, *_children(pid)]:
-        fields = dict(
-            line.split(":", 1) for line in Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()[1:] if ":" in line
-        )
+    for one in _family(pid):
+        lines = Path(f"/proc/{one.pid}/smaps_rollup").read_text().splitlines()[1:]
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
         total["rss"] += int(fields["Rss"].split()[0]) / 1024
         total["anonymous"] += int(fields["Anonymous"].split()[0]) / 1024
     return total
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor time that a process and its children have taken."""
-    ticks = 0
-    for one in [pid, *_children(pid)]:
-        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])  # in user and in system mode
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """Processor time that a process and its children have taken, in user and in system mode."""
+    return float(sum(sum(one.cpu_times()[:2]) for one in _family(pid)))
 
 
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
-            found += map(int, (thread / "children").read_text().split())
-    return found + [grand for child in found for grand in _children(child)]
+def _family(pid: int) -> list[psutil.Process]:
+    first = psutil.Process(pid)
+    return [first, *first.children(recursive=True)]

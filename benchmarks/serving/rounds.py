@@ -1,9 +1,14 @@
-"""Contenders in turn, round after round: what each took, and ratios inside a round."""
+"""Contenders in turn, round after round: what each took, ratios inside a round, and the report of them."""
 
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from tanbr.files import write_atomically
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -31,3 +36,13 @@ def in_turn(
             run()
             seconds[name] += [clock() - started] if number >= warm else []
     return seconds
+
+
+def report(found: Mapping[str, Any], out: Path | None) -> None:
+    """Print what was found after the command that found it, and write it down where that is wanted."""
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    text = json.dumps({"command": command} | dict(found), indent=1)
+    print(text)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, text + "\n")

@@ -113,9 +113,7 @@ def throughput(
         def load(name: str, bodies: list[list[str]], **how: Any) -> Load:
             port, pid = running[name]
             with processes.alone(pid, pids):
-                found = asyncio.run(drive(port, map(wanted[name].asked, itertools.cycle(bodies)), **how))
-            _check(found)
-            return found
+                return _drive(port, map(wanted[name].asked, itertools.cycle(bodies)), **how)
 
         for number in range(rounds + 1):  # the first is a warm-up
             if number > 1 and time.perf_counter() - started + took > within:
@@ -164,13 +162,8 @@ def compared(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         for mine in (name for name in names if name.startswith("tanbr")):
             rivals = [name for name in names if not name.startswith("tanbr")]
             rivals = [name for name in rivals if name.endswith("fp32")] if mine.endswith("fp32") else rivals
-            ratios = {
-                name: spread(
-                    [one[load][mine] / one[load][name] for one in rounds if mine in one[load] and name in one[load]]
-                )
-                for name in rivals
-                if any(mine in one[load] and name in one[load] for one in rounds)
-            }
+            both = {name: [one[load] for one in rounds if {mine, name} <= one[load].keys()] for name in rivals}
+            ratios = {name: spread([one[mine] / one[name] for one in of]) for name, of in both.items() if of}
             best = (min if unit == "texts_per_second" else max)(ratios, key=lambda n: ratios[n]["median"], default=None)
             if best is not None:
                 section[f"{mine} over the best rival"] = {"rival": best} | ratios[best]
@@ -215,22 +208,22 @@ def panel(size: str, work: Path, *, threads: int, rounds: int, batches: int, mos
 def saturated(port: int, batches: int, bodies: list[bytes] | None = None) -> float:
     """Requests of a whole batch each, on four connections; texts per second."""
     sent = itertools.cycle(bodies or [classify(texts(BATCH, seed=seed)) for seed in range(8)])
-    load = asyncio.run(drive(port, sent, connections=4, until=after(batches)))
-    _check(load)
+    load = _drive(port, sent, connections=4, until=after(batches))
     return BATCH * len(load.seconds) / load.took
 
 
 def singles(port: int, batches: int, bodies: list[bytes] | None = None) -> float:
     """Requests of one text each, on as many connections as two batches have texts; texts per second at saturation."""
     sent = itertools.cycle(bodies or [classify([text]) for text in texts(64)])
-    load = asyncio.run(drive(port, sent, connections=2 * BATCH, until=after(BATCH * (batches + 2))))
-    _check(load)
+    load = _drive(port, sent, connections=2 * BATCH, until=after(BATCH * (batches + 2)))
     return load.steady(BATCH)
 
 
-def _check(load: Load) -> None:
+def _drive(port: int, requests: Iterator[bytes], **how: Any) -> Load:
+    load = asyncio.run(drive(port, requests, **how))
     if load.failed:
         raise RuntimeError(f"{len(load.failed)} requests failed: {load.failed[0]}")
+    return load
 
 
 def swaps(size: str, work: Path, *, threads: int, rounds: int, count: int, rate_share: float = 0.4) -> dict[str, Any]:

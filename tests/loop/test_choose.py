@@ -9,7 +9,6 @@ import pytest
 from loop.memory import EVEN, MIX, ONE, TWO, K, Memory, Scripted, V, opened
 from tanbr.errors import ConfigError
 from tanbr.loop.choose import Pin, StartBlend
-from tanbr.loop.learner import Learner
 from tanbr.loop.slot import Choice, Phase, Reason
 from tanbr.loop.turn import turn
 from tanbr.router import Tanbr
@@ -109,9 +108,6 @@ def test_a_careful_loop_waits_for_rewards_learns_and_serves_what_is_best_without
     assert reasons == [Reason.START] * 2 + [Reason.CHOSEN] * 4 + [Reason.BEST if tanbr else Reason.START] * 2
     assert learner.phase is Phase.WAITING
     if tanbr:
-        best = router_of(learner).suggest(Readings.of(learner.forecast), models=models, optimism=0.0)
+        now: Any = learner.router
+        best = now.suggest(Readings.of(learner.forecast), models=models, optimism=0.0)
         assert learner.slot.blends.tolist() == Choice.panel(best.blends, best.estimates, Reason.BEST).blends.tolist()
-
-
-def router_of(learner: Learner) -> Any:
-    return learner.router

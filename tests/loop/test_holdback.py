@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loop.memory import EVEN, ONE, Memory, Scripted, opened
-from tanbr.loop.holdback import LEAST, SETTLED, WINDOW, Gain, Toss, gain_of, tossed
+from tanbr.loop.holdback import LEAST, SETTLED, WINDOW, Toss, gain_of, tossed
 from tanbr.loop.learner import Learner
 from tanbr.loop.slot import Phase, Reason
 from tanbr.loop.turn import turn
@@ -64,14 +64,6 @@ def test_equal_rewards_still_leave_an_interval() -> None:
     assert found.error > 0
     assert not found.harms
     assert not found.pays
-
-
-def test_the_sentence() -> None:
-    none = np.zeros(0)
-    assert str(Gain(120, 400, 20, 0.018, 0.006, none, none)) == "learning is worth +1.8 ± 0.6 points since slot 120"
-    assert Gain(0, 400, 20, 0.018, 0.006, none, none).pays
-    assert Gain(0, 400, 20, -0.018, 0.006, none, none).harms
-    assert not Gain(0, 400, LEAST - 1, -0.018, 0.006, none, none).harms
 
 
 def test_a_coin_is_of_the_seed_and_the_slot_alone() -> None:

@@ -40,14 +40,6 @@ def put(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def unweighted(folder) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def pickled(folder) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
 def pipe(name):
     """A change that puts a pipe without a writer in a file's place: it would be waited for for ever."""
 
@@ -62,8 +54,8 @@ INDEX = "model.safetensors.index.json"
 BROKEN = [
     (shutil.rmtree, "is not a folder"),
     (lambda folder: (folder / "config.json").unlink(), "no config.json"),
-    (unweighted, "neither model.safetensors nor"),
-    (pickled, "pickle.*save_pretrained"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor"),
+    (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "pickle.*save_pretrained"),
     (lambda folder: edit(folder, model_type="mixtrall"), "nearest supported is 'mixtral'"),
     (lambda folder: edit(folder, quantization_config={"quant_method": "mxfp4"}), "quantised"),
     (lambda folder: edit(folder, model_type="mixtral"), "no experts|configuration"),

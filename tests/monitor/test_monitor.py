@@ -41,14 +41,6 @@ def grow(monitor: Monitor, seed: int) -> SlotMix:
     return monitor.close_slot()
 
 
-def check_mix(closed: SlotMix) -> None:
-    for mix in (closed.estimate, closed.forecast):
-        assert mix.sum() == pytest.approx(1)
-        assert (mix >= 0).all()
-    assert ((closed.uncertainty > 0) & (closed.uncertainty <= 0.5)).all()
-    assert 0 <= closed.unknown <= 1
-
-
 # --- the contract of monitors, taught or not --------------------------------------------------------------------------
 
 
@@ -66,7 +58,11 @@ def test_mixes_are_mixes_and_silence_changes_none(fresh: Fresh) -> None:
         assert posteriors.shape == (100, 3)
         assert posteriors.sum(axis=1) == pytest.approx(np.ones(100))
         closed = monitor.close_slot()
-        check_mix(closed)
+        for mix in (closed.estimate, closed.forecast):
+            assert mix.sum() == pytest.approx(1)
+            assert (mix >= 0).all()
+        assert ((closed.uncertainty > 0) & (closed.uncertainty <= 0.5)).all()
+        assert 0 <= closed.unknown <= 1
         assert closed.requests == 100
     silent = monitor.close_slot()
     assert silent.requests == 0

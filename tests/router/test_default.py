@@ -5,17 +5,13 @@ import pytest
 
 from tanbr.errors import ConfigError
 from tanbr.router import Tanbr, default, gp
-from tanbr.router.config import DefaultModeConfig, RouterConfig
+from tanbr.router.config import DefaultModeConfig
 from tanbr.router.contract import EVEN, K, V, play, toy_reward
 from tanbr.router.default import DefaultPolicy
 from tanbr.router.known import FIXED
 from tanbr.router.shell import Question
 from tanbr.router.simplex import Sizes
 from tanbr.router.watch import Watch
-
-
-def default_router(**settings):
-    return Tanbr(K, V, config=RouterConfig.model_validate({"default": settings}))
 
 
 def after(slots, *, unseen=0.0, noise=0.02, **settings):
@@ -33,7 +29,7 @@ def after(slots, *, unseen=0.0, noise=0.02, **settings):
 
 
 def test_open_decisions_are_not_repeated():
-    router = default_router()
+    router = Tanbr(K, V)
     play(router, 2)
     for models in (1, 2):
         decisions = [router.ask(EVEN, models=models) for _ in range(4)]

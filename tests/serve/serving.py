@@ -19,6 +19,7 @@ from tanbr.router import Terms
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.records import Feedback
 from tanbr.serve.service import Service
+from tanbr.tasks.rows import Task
 from tanbr.types import Decision, FloatArray, Text
 
 ROWS = [row for task in tiny.TASKS for row in tiny.generate(task.name, 8, seed=11, split="test")]
@@ -115,6 +116,17 @@ def answer(live: Service, count: int = 8, *, task: str | None = "sentiment", rew
     """Send texts and feedback on all of them; how many were accepted."""
     answered = live.submit(TEXTS[:count]).result(30)
     return live.feedback([Feedback(i, reward=reward, task=task) for i in answered.request_ids]).accepted
+
+
+def labelled(live: Service, tasks: Sequence[Task], count: int = 8) -> None:
+    """Have so many texts of each task answered, say what is right, and end the slot."""
+    rows = [row for task in tasks for row in tiny.generate(task.name, count, seed=12, split="test")]
+    ids = live.submit([row.text for row in rows]).result(60).request_ids
+    labels = [tiny.BY_NAME[row.task].labels for row in rows]
+    truth = [names[int(row.target)] if names else row.target for names, row in zip(labels, rows, strict=True)]
+    given = [Feedback(i, task=row.task, label=said) for i, row, said in zip(ids, rows, truth, strict=True)]
+    assert live.feedback(given).accepted == len(rows)
+    live.end_slot()
 
 
 def told(live: Service) -> float:

@@ -101,6 +101,7 @@ def test_a_restart_goes_on_with_the_settings_it_is_given_or_says_why_it_cannot(t
     live.end_slot()
     live.end_slot()
     slot = live.state().slot
+    assert np.isfinite(live.state().estimated_regret)
     live.stop()
     changed = parse({"router": {"default": {"beta": 3.0}}})
     again = build(None, config=config, router=changed.router, state=tmp_path)

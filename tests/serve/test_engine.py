@@ -19,12 +19,8 @@ from tanbr.serve.engine import Engine
 TEXTS = [row.text for task in tiny.TASKS for row in tiny.generate(task.name, 6, seed=5, split="test")]
 
 
-@pytest.fixture(scope="module")
-def engine(moe: Moe) -> Engine:
-    return Engine(moe, batch=16)
-
-
-def test_a_bad_blend_leaves_the_old_one_serving(engine: Engine) -> None:
+def test_a_bad_blend_leaves_the_old_one_serving(moe: Moe) -> None:
+    engine = Engine(moe)
     version = engine.swap(np.eye(8)[1])
     before = engine.logits(TEXTS[:4])
     for wrong in ([0.5, 0.5], np.full(8, 0.2), [np.nan] * 8):

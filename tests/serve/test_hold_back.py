@@ -12,17 +12,8 @@ from tanbr.errors import StateError
 from tanbr.lab.replay import replay
 from tanbr.loop.holdback import gain_of
 from tanbr.serve.journal import read_tosses
-from tanbr.serve.records import Phase, Reason
-from tanbr.serve.service import Service
+from tanbr.serve.records import Reason
 from tanbr.serve.web.metrics import Metrics
-
-
-def lived(live: Service, slots: int, *, learned: float) -> None:
-    """Reward requests of every slot: .5 with the start blend, and `learned` with what the router chose."""
-    for _ in range(slots):
-        held = live.learner.slot.reason is Reason.HELD_BACK
-        answer(live, 8, reward=0.5 if held else learned)
-        live.end_slot()
 
 
 def test_what_learning_is_worth_is_shown_and_survives_a_restart(run: Run, tmp_path: Path) -> None:
@@ -30,7 +21,9 @@ def test_what_learning_is_worth_is_shown_and_survives_a_restart(run: Run, tmp_pa
     assert live.state().gain is None
     with pytest.raises(StateError, match=r"cannot say what learning is worth: .* \(it has 0 and 0\); serve on"):
         replay(tmp_path / "state")
-    lived(live, 14, learned=0.75)
+    for _ in range(14):
+        answer(live, 8, reward=0.5 if live.learner.slot.reason is Reason.HELD_BACK else 0.75)
+        live.end_slot()
     shown = live.state().gain
     assert shown is not None
     assert shown.total == pytest.approx(0.25)
@@ -59,17 +52,3 @@ def test_what_learning_is_worth_is_shown_and_survives_a_restart(run: Run, tmp_pa
     assert printed.exit_code == 0, printed.output
     assert str(before) in " ".join(printed.output.split())
     assert all(word in printed.output for word in ("by tasks", "sentiment", "self-normalised", "doubly robust"))
-
-
-def test_a_server_whose_learning_costs_reward_goes_back_to_the_start_blend_and_says_so(
-    run: Run, tmp_path: Path
-) -> None:
-    live = run(tmp_path / "state", hold_back=0.5, margin=1.0, rewards={"settle_slots": 0})
-    lived(live, 24, learned=0.0)
-    now = live.state()
-    assert now.phase is Phase.HARMED
-    assert now.blend == pytest.approx(1 / 8)
-    assert now.alarms[0].text.startswith("learning is worth -50.0 ± ")
-    assert now.alarms[0].text.endswith(": the start blend is served again")
-    live.stop()
-    assert run(tmp_path / "state", hold_back=0.5, margin=1.0).state().phase is Phase.HARMED

@@ -6,25 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serve.serving import Run, service, until
+from serve.serving import TEXTS, Run, labelled, service, until
 from tanbr.lab.tasks import tiny
 from tanbr.router import Tanbr
 from tanbr.router.config import RouterConfig
-from tanbr.serve.records import Feedback
-from tanbr.serve.service import Service
 
 TASKS = ("sentiment", "similarity")
-ROWS = [one for task in TASKS for one in tiny.generate(task, 40, seed=5, split="test")]
-LABELS = {task.name: task.labels for task in tiny.TASKS}
-
-
-def labelled(live: Service) -> None:
-    """Have the rows answered, say what is right, and end the slot."""
-    answered = live.submit([one.text for one in ROWS]).result(60)
-    truth = [LABELS[one.task][int(one.target)] if LABELS[one.task] else one.target for one in ROWS]
-    pairs = zip(answered.request_ids, ROWS, truth, strict=True)
-    assert live.feedback([Feedback(i, task=one.task, label=true) for i, one, true in pairs]).accepted == len(ROWS)
-    live.end_slot()
+SPECS = [tiny.BY_NAME[name] for name in TASKS]
 
 
 def router() -> Tanbr:
@@ -35,8 +23,8 @@ def test_a_server_without_a_card_learns_by_practice_which_expert_a_task_needs_an
     run: Run, tmp_path: Path
 ) -> None:
     live = run(router=router(), practice=1.0, answers="posterior")
-    labelled(live)
-    labelled(live)
+    labelled(live, SPECS, 40)
+    labelled(live, SPECS, 40)
     names = [task.name for task in tiny.TASKS]
 
     def found() -> bool:
@@ -63,7 +51,7 @@ def test_practice_stays_away_while_requests_wait_and_ends_with_the_server(run: R
     live = run(router=router(), practice=1.0)
     assert live.practising is not None
     live.practising._busy = lambda: True
-    labelled(live)
+    labelled(live, SPECS, 40)
     assert live.learner.practice is not None
     assert live.stop()  # in the middle of an exercise
     assert live.learner.practice.done == 0
@@ -77,15 +65,15 @@ def test_practice_that_fails_ends_with_an_alarm_and_what_answers_goes_on(run: Ru
         raise OSError("the checkpoint is gone")
 
     live.practising.answer = broken  # type: ignore[assignment, method-assign]
-    labelled(live)
+    labelled(live, SPECS, 40)
     until(lambda: any("practice has ended: OSError" in one.text for one in live.state().alarms))
-    assert len(live.submit([ROWS[0].text]).result(30).request_ids) == 1
+    assert len(live.submit(TEXTS[:1]).result(30).request_ids) == 1
 
 
 @pytest.mark.parametrize("settings", [{"practice": 0}, {"explore": "never", "practice": 1.0}])
 def test_nothing_is_tried_where_it_is_off_or_nothing_may_be_chosen(run: Run, settings: dict[str, object]) -> None:
     live = run(router=router(), **settings)
-    labelled(live)
+    labelled(live, SPECS, 40)
     live.end_slot()
     assert live.learner.practice is None or live.learner.practice.done == 0
     np.testing.assert_array_equal(live.state().blend, np.full(8, 1 / 8))

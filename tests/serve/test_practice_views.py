@@ -1,6 +1,5 @@
 """What practice has found, as people see it: in the state, after a restart, as a card. Exercises are done by hand."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from serve.serving import Run, V
+from serve.serving import Run, V, labelled
 from tanbr.cli import app
 from tanbr.errors import CheckpointError, StateError
 from tanbr.lab.tasks import tiny
@@ -19,11 +18,10 @@ from tanbr.merge import Moe
 from tanbr.merge import open as open_moe
 from tanbr.serve.build import known_of
 from tanbr.serve.practice import PracticeThread
-from tanbr.serve.records import Feedback, PracticeView
+from tanbr.serve.records import PracticeView
 from tanbr.serve.service import Service
 from tanbr.serve.store import Store
 from tanbr.tasks.card import read_card, write_card
-from tanbr.tasks.rows import Task
 
 NAMES = [task.name for task in tiny.TASKS]
 
@@ -34,17 +32,6 @@ def begin(run: Run, state: Path, **settings: Any) -> Service:
     assert live.practising is not None
     live.practising.stop()  # before there is anything to try
     return live
-
-
-def label(live: Service, tasks: Sequence[Task], count: int = 8) -> None:
-    """Have texts answered, say the right answers, and turn the slot: the log holds them."""
-    rows = [row for task in tasks for row in tiny.generate(task.name, count, seed=12, split="test")]
-    labels = {task.name: task.labels for task in tasks}
-    answered = live.submit([row.text for row in rows]).result(30)
-    said = [labels[row.task][int(row.target)] if labels[row.task] else row.target for row in rows]
-    given = zip(answered.request_ids, rows, said, strict=True)
-    assert live.feedback([Feedback(i, task=row.task, label=one) for i, row, one in given]).accepted == len(rows)
-    live.end_slot()
 
 
 def practise(live: Service, count: int) -> None:
@@ -77,7 +64,7 @@ def test_what_practice_found_is_shown_kept_and_written_as_a_card(run: Run, moe: 
     empty = shown(live)
     assert [empty.exercises, *(one.rows for one in empty.tasks)] == [0] * (1 + V)
     assert "practised too little yet (0 exercises" in card(state, out)[1]
-    label(live, tiny.TASKS)
+    labelled(live, tiny.TASKS)
     assert [one.logged for one in shown(live).tasks] == [8] * V
     practise(live, READY)  # the even blend, every expert alone, and what is suggested
     live.end_slot()
@@ -104,7 +91,7 @@ def test_what_practice_found_is_shown_kept_and_written_as_a_card(run: Run, moe: 
         (one.rows, one.rewards, one.expert) for one in found.tasks
     ]
     assert [one.logged for one in kept.tasks] == [0] * V  # the texts are gone
-    label(again, tiny.TASKS[:1], 16)
+    labelled(again, tiny.TASKS[:1], 16)
     practise(again, 9)
     newer = shown(again)
     assert newer.exercises == READY + 9
@@ -131,7 +118,7 @@ def test_what_practice_found_is_shown_kept_and_written_as_a_card(run: Run, moe: 
 
 def test_no_card_is_written_while_a_task_has_too_few_rows(run: Run, tmp_path: Path) -> None:
     live = begin(run, tmp_path / "state")
-    label(live, tiny.TASKS[1:])
+    labelled(live, tiny.TASKS[1:])
     practise(live, READY - 1)
     live.end_slot()
     assert (

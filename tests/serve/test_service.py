@@ -1,6 +1,5 @@
 import threading
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,7 +10,6 @@ from serve.serving import ROWS, TEXTS, K, Run, answer, service, told, until
 from tanbr.errors import ConfigError, InputError
 from tanbr.lab.tasks import tiny
 from tanbr.merge import Moe
-from tanbr.router import Tanbr
 from tanbr.serve.config import ServeConfig
 from tanbr.serve.engine import Engine
 from tanbr.serve.labels import label_space
@@ -78,26 +76,6 @@ def test_rewards_are_credited_to_the_slot_that_answered_and_each_is_told_once(li
     assert old.told
     assert old.counts[6] == 12
     assert old.reward[6] == pytest.approx((8 * 0.5 + 4 * 1.0) / 12)
-
-
-def test_tanbr_itself_resumes_bit_for_bit(run: Run, tmp_path: Path, taught: Path) -> None:
-    live = run(router=None)
-    for _ in range(3):
-        answer(live, 8)
-        live.end_slot()
-    router: Any = live.learner.router
-    regrets = [slot.estimated_regret for slot in live.slots()]
-    assert np.isfinite(regrets).all()
-    live.stop()
-    resumed = service(tmp_path, taught)
-    assert [slot.estimated_regret for slot in resumed.slots()] == regrets
-    again: Any = resumed.learner.router
-    assert isinstance(again, Tanbr)
-    mix = np.full(8, 1 / 8)
-    np.testing.assert_array_equal(again.ask(mix).blend, router.ask(mix).blend)
-    for name, one in (("before", router), ("after", again)):
-        one.save(tmp_path / name)
-    assert (tmp_path / "before").read_bytes() == (tmp_path / "after").read_bytes()
 
 
 def test_a_disk_that_fills_refuses_feedback_keeps_answering_and_recovers(live: Service) -> None:

@@ -56,11 +56,6 @@ def compare(moe: Moe, blend: list[float], reference, *, roundings: float) -> Non
         assert float((tensors[name].double() - expected).abs().max()) <= bound, name
 
 
-@pytest.mark.parametrize("blend", BLENDS)
-def test_average(related, blend) -> None:
-    compare(tanbr.open(related), blend, lambda c: torch.einsum("k,k...->...", c.blend, c.experts), roundings=K + 1)
-
-
 @pytest.mark.parametrize("scale", [0.5, 3.0])
 @pytest.mark.parametrize("blend", BLENDS)
 def test_task_arithmetic(related, blend, scale) -> None:

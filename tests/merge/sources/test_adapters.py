@@ -19,6 +19,7 @@ from tanbr.merge.sources.one_adapter import export_adapter
 BLEND = [0.5, 0.3, 0.2]
 EPS = torch.finfo(torch.float32).eps
 BERT, LLAMA, GPT2 = "BertForSequenceClassification", "LlamaForCausalLM", "GPT2LMHeadModel"
+STORED = "adapter_model.safetensors"
 Q, V, UP = ".attention.self.query", ".attention.self.value", ".intermediate.dense"
 
 
@@ -95,18 +96,14 @@ def test_adapters_that_peft_itself_wrote(name, tmp_path) -> None:
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
-def pickled(folder) -> None:
-    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-
-
 def in_whole_numbers(folder) -> None:
-    tensors = load_file(folder / "adapter_model.safetensors")
-    save_file({name: tensor.to(torch.int8) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    tensors = load_file(folder / STORED)
+    save_file({name: tensor.to(torch.int8) for name, tensor in tensors.items()}, folder / STORED)
 
 
 WRONG = [  # settings that differ, or what becomes of the folder
     (in_whole_numbers, "must be 16- or 32-bit floats"),
-    (pickled, "convert it where you trust"),
+    (lambda folder: (folder / STORED).rename(folder / "adapter_model.bin"), "convert it where you trust"),
     ({"modules_to_save": 7}, "modules_to_save"),
     ({"lora_alpha": "many"}, "alpha many"),
     ({"peft_type": "IA3"}, "type IA3"),

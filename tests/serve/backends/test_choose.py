@@ -126,8 +126,6 @@ def test_what_the_processor_lacks_is_refused_or_not_tried(
     assert took(Engine(moe, precision="auto", probes=TEXTS)) == "fp32 by torch"
     with pytest.raises(ConfigError, match=r"neither AVX-512-BF16 nor AMX.*use fp32"):
         Engine(moe, precision="bf16")
-    with pytest.raises(ConfigError, match="int8 runs on the CPU"):
-        Engine(moe, precision="int8", device="meta")
 
 
 def test_a_model_that_writes_keeps_its_own_precision_unless_another_is_asked_for(
