@@ -66,7 +66,7 @@ def build(model_type: str, *, seed: int = 0, **changes: Any) -> Any:
                 parameter.normal_(mean=1.0, std=0.2)
             else:
                 parameter.normal_(std=0.2)
-            if model_type in UNEVEN and is_router(parameter_name):
+            if model_type in UNEVEN and (".router." in parameter_name or parameter_name.endswith(".mlp.gate.weight")):
                 parameter.zero_()
     return model
 
@@ -75,10 +75,6 @@ def expert_values(bert: Any) -> list[Tensor]:
     """The parameters (K, …) of a BERT-MoE's experts."""
     linears = (linear for layer in bert.bert.encoder.layer for linear in (layer.intermediate.dense, layer.output.dense))
     return [values for linear in linears for values in linear.parameters()]
-
-
-def is_router(name: str) -> bool:
-    return ".router." in name or name.endswith(".mlp.gate.weight")
 
 
 @torch.no_grad()

@@ -314,6 +314,17 @@ def timed(still: Service) -> tuple[LearnerThread, Clock]:
     return still.learning, clock
 
 
+def test_a_slot_holds_the_requests_it_should_and_at_most_a_batch_more(run: Run) -> None:
+    live = run(slot_requests=64, batch=16)
+    for sent in range(1, 21):  # a client that leaves the learner its time
+        live.submit((TEXTS * 2)[:16]).result(30)
+        until(lambda sent=sent: live.state().slot == sent * 16 // 64)  # type: ignore[misc]
+    held = [slot.requests for slot in live.slots()[1:]]
+    live.stop()
+    assert len(held) == 5
+    assert all(64 <= count <= 64 + 16 for count in held)
+
+
 def flood(live: Service, requests: int = 40) -> list[Any]:
     """Send more at once than slots can turn for."""
     return [live.submit((TEXTS * 2)[:16]) for _ in range(requests)]
